@@ -1,4 +1,5 @@
-"""The command ``vlm-pg``. Nothing heavy is imported before a subcommand runs, so ``--help`` answers at once."""
+"""The command ``vlm-pg``: its arguments and exit codes. ``commands.py`` runs the subcommands; nothing heavy is imported
+before, so ``--help`` answers at once."""
 
 from __future__ import annotations
 
@@ -9,13 +10,40 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlm_pg.cli_parser import DEFAULT_RUN, parser_of
-from vlm_pg.errors import EXIT_RANK_LOST, ConfigError, RankLost, VlmPgError
-from vlm_pg.imports import imported_at_once
+import vlm_pg
+from vlm_pg.errors import EXIT_RANK_LOST, RankLost, VlmPgError
 
-EXIT_OK, EXIT_USER_ERROR, EXIT_INTERRUPTED = 0, 2, 130
-EXIT_NOT_READY = EXIT_NOT_EXACT = EXIT_TOO_LARGE = EXIT_FOUND = EXIT_BUG = 1
+DEFAULT_RUN = "runs/embedded"
+EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
+_EPILOG = """\
+Overrides are KEY=VALUE with a dotted key and a YAML value, for example training.steps=5 or media.max_frames=32.
+Relative paths, in config files too, are relative to the current directory.
+
+exit codes:
+  0    done
+  1    a bug (with its traceback); or `doctor` found that a required part is missing; or `verify` that sharing
+       is not exact; or `plan` that the run does not fit into memory; or `check` that records cannot be used;
+       or `eval --like` that an answer is another one
+  2    something you can put right: a setting, a file, a model (one message, no traceback)
+  75   another process of the run has gone or failed; one message says which
+  130  stopped by Ctrl-C; `train` has written a checkpoint, from which run.resume=auto goes on (after SIGTERM and
+       SIGUSR1 it has, too, and ends with 0); the same `eval` goes on where it was
+"""
+_EVAL_EPILOG = """\
+settings that are often given:
+  eval.num_generations=8 eval.temperature=1.0   answers to each question, and how they are sampled
+  data.eval.NAME=FILE, eval.sets=[NAME, ...]    another set of prepared records; which sets are asked
+  eval.limit=100                                the first questions of each set (null: all)
+  eval.protocols.NAME=video_mme/official        ask, sample, read and average as published, or by a YAML file of yours
+  eval.reader=ours                              who reads answers: strict, ours, published
+  eval.judge.url=URL                            a model that is asked where rules are not enough
+  rollout.engine=server rollout.server.url=URL  answers of a server
+
+examples:
+  vlm-pg eval runs/NAME eval.num_generations=8 eval.temperature=1.0
+  vlm-pg eval runs/NAME/checkpoints/step-000100 --config configs/eval/video_r1.yaml eval.sets=[video_mme]
+"""
 _OUT_OF_MEMORY = (
     "The GPU's memory ran out (above: where, and what torch held). Generation takes less with rollout.memory_gb and "
     "rollout.prefill_tokens, an update with training.micro_batch_tokens, model.gradient_checkpointing=true, "
@@ -26,7 +54,8 @@ _OUT_OF_MEMORY = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Errors the user can put right are printed; bugs raise."""
     arguments = _parse(argv)
-    # Here, so that --help has even less to import.
+    # Imported here, so that --help has even less to import.
+    from vlm_pg import commands
     from vlm_pg.files import file_errors_explained
     from vlm_pg.observe.text import visible
     from vlm_pg.watch.launcher import watch_launcher
@@ -35,9 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         with file_errors_explained():
-            return arguments.run(arguments)
+            return int(getattr(commands, arguments.command)(arguments))
     except VlmPgError as error:
-        # Names and answers in it are those of files and servers.
+        # It may quote files and servers.
         print(visible(f"{_rank_prefix()}vlm-pg: error: {error}"), file=sys.stderr)
         code = EXIT_USER_ERROR
     except KeyboardInterrupt:
@@ -60,290 +89,205 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of(
-        {
-            "train": _train,
-            "prepare": _prepare,
-            "check": _check,
-            "eval": _eval,
-            "score": _score,
-            "export": _export,
-            "report": _report,
-            "bench": _bench,
-            "verify": _verify,
-            "plan": _plan,
-            "cache": _cache,
-            "doctor": _doctor,
-        }
-    )
-    arguments, rest = parser.parse_known_args(argv)
-    # argparse takes no overrides that follow an option ("eval CHECKPOINT --config CONFIG training.steps=5").
-    if rest and not (hasattr(arguments, "overrides") and all(_is_override(word) for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:
-        arguments.overrides = [*arguments.overrides, *rest]
-    return arguments
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
-
-
-def _let_segments_grow() -> None:
-    """Token streams differ in length from step to step: blocks of fixed segments would fit few of them.
-
-    torch reads this when it first needs memory of a GPU.
-    """
-    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-
-
-def _train(arguments: argparse.Namespace) -> int:
-    _let_segments_grow()
-    from vlm_pg.config import load_config
-
-    config = load_config(arguments.config, arguments.overrides)
-    from vlm_pg.cli_data import check_evaluation_data, check_training_data
-    from vlm_pg.files import file_errors_explained
-
-    check_training_data(config)
-    if config.eval.before or config.eval.after or config.eval.every:
-        check_evaluation_data(config)
-    with imported_at_once():
-        from vlm_pg.training.main import train
-
-    with file_errors_explained(Path(config.run.dir)):
-        code = train(config)
-    return _ended(code)
-
-
-def _prepare(arguments: argparse.Namespace) -> int:
-    from vlm_pg.cli_checked import split
-    from vlm_pg.cli_prepare import prepare
-
-    own, checked = split(arguments.rest)
-    code = prepare(arguments.name, own)
-    if code or checked is None:
-        return code
-    return EXIT_OK if checked.check() else EXIT_FOUND
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from vlm_pg.config import load_config
-
-    data, path, overrides = arguments.data, arguments.config, list(arguments.overrides)
-    if data is not None and _is_override(path) and not Path(path).exists():
-        data, path, overrides = None, data, [path, *overrides]
-    config = load_config(path, overrides)
-    from vlm_pg.cli_data import check_evaluation_data, check_training_data
-
-    data = None if data is None else Path(data)
-    if data is None:
-        check_training_data(config)
-        check_evaluation_data(config)
-    from vlm_pg.check.command import check
-
-    return EXIT_OK if check(config, data, arguments.decode, arguments.out) else EXIT_FOUND
-
-
-def _eval(arguments: argparse.Namespace) -> int:
-    _let_segments_grow()
-    from vlm_pg.cli_data import check_evaluation_data
-    from vlm_pg.cli_eval import choose_evaluation
-    from vlm_pg.config import load_config
-
-    target, overrides = arguments.target, list(arguments.overrides)
-    if target is not None and _is_override(target) and not Path(target).exists():
-        target, overrides = None, [target, *overrides]
-    if arguments.prompts is not None:
-        return _eval_prompts(arguments.prompts, arguments.config, target, overrides)
-    if arguments.like is not None:
-        return _eval_like(arguments.like, target, arguments.config, overrides)
-    chosen = choose_evaluation(target, arguments.config, DEFAULT_RUN)
-    config = load_config(chosen.config, overrides)
-    check_evaluation_data(config)
-    with imported_at_once():
-        from vlm_pg.eval.main import evaluate
-
-    evaluate(config, chosen.checkpoint)
-    return _ended(EXIT_OK)
-
-
-def _ended(code: int) -> int:
-    """The exit code; a rank that has met others ends here, for its interpreter may not come to its end by itself."""
-    if "RANK" in os.environ:
-        from vlm_pg.distributed import end_rank
-
-        end_rank(code)
-    return code
-
-
-def _eval_like(result: Path, target: str | None, config_path: Path | None, overrides: list[str]) -> int:
-    if target is not None or config_path is not None:
-        raise ConfigError(
-            "--like repeats an evaluation as its result says, with its checkpoint and configuration. Leave CHECKPOINT "
-            "and --config out; paths that have changed are given as key=value."
-        )
-    from vlm_pg.config import config_of
-
-    with imported_at_once():
-        from vlm_pg.eval.main import evaluate
-        from vlm_pg.eval.record import read_record
-
-    record = read_record(result)
-    config = config_of(record["config"], result, overrides)
-    # A model that was named in the configuration may be named anew.
-    own = record["checkpoint"] == record["config"]["model"]["path"]
-    is_equal = evaluate(config, None if own else Path(record["checkpoint"]), result)
-    return _ended(EXIT_OK if is_equal else EXIT_NOT_EXACT)
-
-
-def _eval_prompts(name: str, config_path: Path | None, target: str | None, overrides: list[str]) -> int:
-    from vlm_pg.config import load_config
-    from vlm_pg.observe.text import visible
-
-    path = config_path or (None if target is None else Path(target))
-    if path is None:
-        raise ConfigError(
-            "--prompts writes what would be asked of a set, as a configuration says. Give it with --config CONFIG, for "
-            "example configs/eval/video_r1.yaml."
-        )
-    config = load_config(path, [*overrides, f"eval.sets=[{name}]"])
-    from vlm_pg.eval.prompts_only import write_prompts
-
-    for written in write_prompts(config, Path(config.run.dir) / "prompts").values():
-        print(visible(f"{written.path}: {written.asked:,} questions, {written.faults:,} of them cannot be asked"))
-        if written.not_asked or written.unreadable:
-            print(visible(f"left out: {written.not_asked:,} of other types, {written.unreadable:,} unusable records"))
-    return EXIT_OK
-
-
-def _score(arguments: argparse.Namespace) -> int:
-    from vlm_pg.eval.judging.command import judge_of
-    from vlm_pg.eval.score_command import Scoring, score
-
-    names = ("records", "outputs", "protocol", "reader", "doc_key", "out")
-    judge = judge_of(arguments.judge, arguments.judge_model, arguments.judge_key_variable)
-    score(Scoring(**{name: getattr(arguments, name) for name in names}, judge=judge))
-    return EXIT_OK
-
-
-def _export(arguments: argparse.Namespace) -> int:
-    from vlm_pg.observe.quiet import quiet_libraries
-    from vlm_pg.observe.text import visible
-    from vlm_pg.training.export import export
-
-    quiet_libraries()
-    print(visible(export(arguments.checkpoint, arguments.out, arguments.dtype)))
-    return EXIT_OK
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    if not arguments.run_dir.is_dir():
-        raise ConfigError(
-            f"{arguments.run_dir} is not a folder. A report is written from a run's folder. "
-            f"Give one, for example {DEFAULT_RUN}."
-        )
-    from vlm_pg.observe.text import visible
-
-    if (arguments.run_dir / "result.json").is_file():
-        from vlm_pg.eval.report import write_eval_report
-
-        written = write_eval_report(arguments.run_dir, compare=arguments.compare, checkpoints=arguments.steps)
-        from vlm_pg.eval.compare import comparison_lines
-
-        for line in comparison_lines(arguments.run_dir, arguments.compare):
-            print(visible(line))
-        print(visible(str(written)))
-        return EXIT_OK
-    if arguments.compare or arguments.steps:
-        raise ConfigError(
-            f"{arguments.run_dir} has no result.json. --compare and --steps are for the folders of evaluations, such "
-            f"as {DEFAULT_RUN}/eval-step-000100. Give one."
-        )
-    from vlm_pg.observe.report import write_report
-
-    print(visible(str(write_report(arguments.run_dir))))
-    return EXIT_OK
-
-
-def _bench(arguments: argparse.Namespace) -> int:
-    from importlib import import_module
-
-    with imported_at_once():
-        measurement = import_module(f"vlm_pg.bench.{arguments.measurement}")
-    return int(measurement.main(arguments.rest) or EXIT_OK)
-
-
-def _verify(arguments: argparse.Namespace) -> int:
-    from vlm_pg.config import load_config
-
-    config = load_config(arguments.config, arguments.overrides)
-    from vlm_pg.cli_data import check_training_data
-
-    check_training_data(config)
-    with imported_at_once():
-        from vlm_pg.verify.main import verify
-
-    return EXIT_OK if verify(config, arguments.questions, arguments.response_tokens) else EXIT_NOT_EXACT
-
-
-def _cache(arguments: argparse.Namespace) -> int:
-    if arguments.action == "fill":
-        from vlm_pg.config import load_config
-
-        config = load_config(arguments.target, arguments.overrides)
-        with imported_at_once():
-            from vlm_pg.training.cache_fill import fill
-
-        fill(config)
-        return EXIT_OK
-    from vlm_pg.cache import command
-
-    if arguments.action == "stats":
-        command.print_stats(arguments.target)
-    elif arguments.action == "verify":
-        command.print_verified(arguments.target)
-    elif arguments.max_gb is None or arguments.max_gb < 0:
-        raise ConfigError("prune needs --max-gb. The GiB that may stay are expected, 0 to empty the cache. Give it.")
-    else:
-        command.print_pruned(arguments.target, arguments.max_gb)
-    return EXIT_OK
-
-
-def _plan(arguments: argparse.Namespace) -> int:
-    with imported_at_once():
-        from vlm_pg.plan.command import plan, print_published
-
-    if arguments.config is None:
-        print_published(arguments.gpu)
-        return EXIT_OK
-    from vlm_pg.config import load_config
-
-    config = load_config(arguments.config, arguments.overrides)
-    gpus = arguments.gpus or (1 if config.training.engine == "torch" else 8)
-    return EXIT_OK if plan(config, arguments.gpu, gpus) else EXIT_TOO_LARGE
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from vlm_pg.doctor import run_doctor
-
-    return EXIT_OK if run_doctor() else EXIT_NOT_READY
-
-
 def _rank_prefix() -> str:
     """ "[rank 3] " in a run of several processes, so that one rank's error can be told from the others'."""
     return f"[rank {os.environ.get('RANK', '?')}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
 
 
 def _is_connected() -> bool:
-    """Whether this process has met others: its interpreter may not come to its end by itself then."""
+    """Whether this process has joined other ranks: its interpreter may then not end by itself."""
     if not _rank_prefix():
         return False
     from vlm_pg.distributed import is_distributed
 
     return is_distributed()
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse takes no overrides that follow an option ("eval CHECKPOINT --config CONFIG training.steps=5").
+    if rest and not (hasattr(arguments, "overrides") and all(map(_is_assignment, rest))):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    # An override in the place of an optional argument ("check CONFIG training.steps=5", "eval training.steps=5").
+    if arguments.command == "check" and arguments.data is not None and _is_override(arguments.config):
+        arguments.overrides = [arguments.config, *arguments.overrides]
+        arguments.data, arguments.config = None, arguments.data
+    if arguments.command == "eval" and arguments.target is not None and _is_override(arguments.target):
+        arguments.target, arguments.overrides = None, [arguments.target, *arguments.overrides]
+    return arguments
+
+
+def _is_assignment(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
+
+
+def _is_override(word: str) -> bool:
+    return _is_assignment(word) and not Path(word).exists()
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="vlm-pg",
+        description="GRPO for Qwen-VL on images and long video, with the visual prefix encoded once per group.",
+        epilog=_EPILOG,
+        formatter_class=raw,
+    )
+    parser.add_argument("--version", action="version", version=f"vlm-pg {vlm_pg.__version__}")
+    parser.set_defaults(default_run=DEFAULT_RUN)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command.set_defaults(command=name)
+        return command
+
+    def add_overrides(command: argparse.ArgumentParser, whose: str = "file") -> None:
+        command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=f"settings that override the {whose}'s")
+
+    def add_rest(command: argparse.ArgumentParser, text: str) -> None:
+        command.add_argument("rest", metavar="...", nargs=argparse.REMAINDER, help=text)
+
+    train = add("train", "train with a config file")
+    train.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
+    add_overrides(train)
+
+    prepare = add("prepare", "turn a raw data set into prepared records; alone: list the data sets")
+    prepare.add_argument("name", metavar="NAME", nargs="?", help="data set; without it they are listed")
+    add_rest(
+        prepare,
+        "its own arguments, which NAME --help lists; and --check CONFIG: look at what was prepared as vlm-pg check "
+        "does, reports in OUT/check",
+    )
+
+    check = add("check", "look at every record, medium and prompt before training on them")
+    check.add_argument(
+        "data", metavar="DATA", nargs="?", help="a file or folder of records (default: the configuration's own sets)"
+    )
+    check.add_argument("config", metavar="CONFIG", help="YAML file, under which records are checked")
+    add_overrides(check)
+    check.add_argument("--decode", action="store_true", help="decode all that is shown of media, into the cache if any")
+    check.add_argument(
+        "--out", metavar="FOLDER", type=Path, help="where check.json, check.html, refused.jsonl, warned.jsonl go"
+    )
+
+    evaluate = add("eval", "measure rollout accuracy of a checkpoint or model")
+    evaluate.epilog, evaluate.formatter_class = _EVAL_EPILOG, raw
+    evaluate.add_argument(
+        "target",
+        metavar="CHECKPOINT",
+        nargs="?",
+        help=f"checkpoint, run folder or model folder (default: {DEFAULT_RUN})",
+    )
+    add_overrides(evaluate, "config")
+    evaluate.add_argument(
+        "--config", type=Path, help="YAML file (default: config.yaml of the run that CHECKPOINT belongs to)"
+    )
+    evaluate.add_argument(
+        "--like", metavar="RESULT", type=Path, help="repeat the evaluation of a result.json, and say what is not equal"
+    )
+    evaluate.add_argument(
+        "--prompts", metavar="SET", help="ask nothing: write the words, frames and settings of a set (needs --config)"
+    )
+
+    score = add("score", "score outputs that were made elsewhere")
+    score.add_argument("records", metavar="SET", type=Path, help="a prepared set, for example data/video_mme:eval")
+    score.add_argument(
+        "outputs",
+        metavar="OUTPUTS",
+        type=Path,
+        help="question id -> text (.json), lines with id and output (.jsonl), or a samples file of lmms-eval",
+    )
+    score.add_argument(
+        "--protocol", metavar="NAME", help="for example video_mme/lmms (default: the set's official one)"
+    )
+    score.add_argument(
+        "--reader",
+        choices=["ours", "published"],
+        help="published: the rule that the protocol names (default: ours, unless the protocol names one of yours)",
+    )
+    score.add_argument("--doc-key", metavar="KEY", help="where lmms-eval's doc holds the question's id")
+    score.add_argument(
+        "--judge", metavar="URL", help="a model behind an OpenAI-compatible URL, asked where the rules are not enough"
+    )
+    score.add_argument("--judge-model", metavar="NAME", help="default: the first model that the judge's server lists")
+    score.add_argument(
+        "--judge-key-variable", metavar="NAME", help="environment variable with its key (default: OPENAI_API_KEY)"
+    )
+    score.add_argument("--out", metavar="FOLDER", type=Path, help="default: scored-NAME beside OUTPUTS")
+
+    export = add("export", "write a checkpoint as a plain transformers folder, adapters merged")
+    export.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="a checkpoint, or an adapter's folder")
+    export.add_argument("out", metavar="OUT", type=Path, help="a folder that does not exist yet")
+    export.add_argument("--dtype", choices=["fp32", "bf16"], help="default: as the weights are stored")
+
+    report = add("report", "write report.html of a run, finished or not, or of an evaluation")
+    report.add_argument("run_dir", metavar="RUN_DIR", type=Path, help=f"run folder, for example {DEFAULT_RUN}")
+    report.add_argument(
+        "--compare", metavar="FOLDER", type=Path, nargs="+", default=[], help="other evaluations beside this one"
+    )
+    report.add_argument(
+        "--steps", metavar="FOLDER", type=Path, nargs="+", default=[], help="evaluations of the run's other checkpoints"
+    )
+
+    bench = add("bench", "measure what sharing the prefix and keeping frames save")
+    bench.add_argument(
+        "measurement",
+        metavar="NAME",
+        choices=["step", "rollout", "eval", "media", "figure", "model", "paper"],
+        help="step: measure one group's forward and backward; rollout: measure generation; eval: measure evaluation on "
+        "videos; media: measure decoding and kept frames; figure: draw a file of the first two; model: what arithmetic "
+        "alone says for public models; paper: what a GPU would be asked to do, counted without one",
+    )
+    add_rest(bench, "its own arguments; NAME --help lists them")
+
+    verify = add("verify", "compare shared with repeated computation on your own model and questions")
+    verify.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
+    add_overrides(verify)
+    verify.add_argument("--questions", type=_count, default=2, metavar="N", help="questions to compare on (default: 2)")
+    verify.add_argument(
+        "--response-tokens", type=_count, default=64, metavar="R", help="longest response, in tokens (default: 64)"
+    )
+
+    plan = add("plan", "tell how much memory a run will take, and what fits; nothing is loaded")
+    plan.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="YAML file; without it, a table of Qwen2.5-VL's four sizes"
+    )
+    add_overrides(plan)
+    plan.add_argument("--gpu", type=_gib, default=80.0, metavar="GIB", help="memory of a GPU, in GiB (default: 80)")
+    plan.add_argument("--gpus", type=_count, default=None, metavar="N", help="GPUs of the run (default: 8; torch: 1)")
+
+    cache = add("cache", "fill, look at, check or empty the folder that keeps frames and visual features")
+    cache.add_argument(
+        "action",
+        metavar="ACTION",
+        choices=["fill", "stats", "verify", "prune"],
+        help="fill: make what a CONFIG's records ask for; stats: count; verify: read every entry and remove the "
+        "damaged; prune: throw out what was not used for longest",
+    )
+    cache.add_argument("target", metavar="CONFIG|FOLDER", type=Path, help="fill: a YAML file; else the cache's folder")
+    add_overrides(cache)
+    cache.add_argument("--max-gb", type=float, metavar="GIB", help="of prune: what may stay")
+
+    add("doctor", "check what this machine offers, and say what to do about what is missing")
+    return parser
+
+
+def _gib(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 2**20:
+        raise argparse.ArgumentTypeError(f"{value:g} is no size of a GPU's memory; give GiB, such as 80")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a count; give 1 or more")
+    return value
 
 
 if __name__ == "__main__":

@@ -10,24 +10,17 @@ is the repository's root for the shipped configs and scripts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from vlm_pg.algorithms.pruning import num_kept
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.config_checks import (
-    algorithm_faults,
-    budget_faults,
-    evaluation_faults,
-    generation_faults,
-    weight_faults,
-)
-from vlm_pg.config_errors import describe
-from vlm_pg.config_files import COMMAND_LINE, ConfigTree, apply_override, read_tree
+from vlm_pg.config_files import COMMAND_LINE, ConfigTree, apply_override, describe, read_tree
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.settings import EvalSettings
@@ -42,7 +35,7 @@ from vlm_pg.training.settings import LORA_LEARNING_RATE, TrainingSettings
 
 
 class RunSettings(Settings):
-    """What this run is called, where it lies, and how it starts."""
+    """Name and folder of the run, its seed, and how it starts."""
 
     name: str = Field(
         default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder."
@@ -71,7 +64,7 @@ class RunSettings(Settings):
 
 
 class RunConfig(Settings):
-    """Everything one run depends on. Each section is documented beside the code it configures."""
+    """Everything a run depends on. Each section is documented beside the code it configures."""
 
     run: RunSettings = Field(default_factory=RunSettings)
     model: ModelSettings
@@ -98,11 +91,11 @@ class RunConfig(Settings):
     def _combinations_are_possible(self) -> Self:
         sections: list[Settings] = [getattr(self, name) for name in type(self).model_fields]
         problems = [problem for section in sections for problem in section.impossible()]
-        problems += generation_faults(self.rollout, self.training, self.model)
-        problems += budget_faults(self.prompt, self.rollout, self.training)
-        problems += evaluation_faults(self.eval, self.data, self.training)
-        problems += weight_faults(self.model, self.training, self.cache)
-        problems += algorithm_faults(self.algorithm, self.rollout, self.training)
+        problems += _generation_faults(self.rollout, self.training, self.model)
+        problems += _budget_faults(self.prompt, self.rollout, self.training)
+        problems += _evaluation_faults(self.eval, self.data, self.training)
+        problems += _weight_faults(self.model, self.training, self.cache)
+        problems += _algorithm_faults(self.algorithm, self.rollout, self.training)
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -115,24 +108,18 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: a file that is missing or no YAML mapping, an unknown key (with the nearest valid name), a value
             out of range, a missing value, or a combination that cannot be run. All faults of a kind are named at once.
     """
-    return _overridden(read_tree(Path(path)), overrides, Path(path))
+    return _validated(read_tree(Path(path)), overrides, Path(path))
 
 
 def config_of(values: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration that a file (``path``) has written down whole among other things.
+    """The configuration that a file (``path``) contains in full.
 
     Raises:
         ConfigError: as ``load_config``.
     """
     tree = ConfigTree()
     tree.merge(values, str(path))
-    return _overridden(tree, overrides, path)
-
-
-def _overridden(tree: ConfigTree, overrides: Sequence[str], path: Path) -> RunConfig:
-    for override in overrides:
-        apply_override(tree, override)
-    return _validate(tree, path)
+    return _validated(tree, overrides, path)
 
 
 def dump_config(config: RunConfig) -> str:
@@ -140,10 +127,12 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
-def _validate(tree: ConfigTree, path: Path) -> RunConfig:
+def _validated(tree: ConfigTree, overrides: Sequence[str], path: Path) -> RunConfig:
+    for override in overrides:
+        apply_override(tree, override)
     values = dict(tree.values)
     for section in RunConfig.model_fields:
-        # A section that is absent or left empty ("eval:") has its defaults, and is asked for what has none.
+        # An absent or empty section ("eval:") has its defaults, and errors for required settings.
         if values.get(section) is None:
             values[section] = {}
     try:
@@ -152,3 +141,186 @@ def _validate(tree: ConfigTree, path: Path) -> RunConfig:
         lines = describe(error, RunConfig, tree.sources, default_source=str(path))
         hint = f" (with overrides from the {COMMAND_LINE})" if COMMAND_LINE in tree.sources.values() else ""
         raise ConfigError(f"The configuration {path}{hint} cannot be run:\n  " + "\n  ".join(lines)) from None
+
+
+# Combinations of settings of several sections that are impossible; those of one section: ``Settings.impossible``.
+# Each function returns one message per fault.
+
+
+def _found(checks: Iterable[tuple[bool, str]]) -> list[str]:
+    return [message for impossible, message in checks if impossible]
+
+
+def _generation_faults(rollout: RolloutSettings, training: TrainingSettings, model: ModelSettings) -> list[str]:
+    """Generation shared by the ranks of a sequence-parallel group."""
+    ranks, divides = training.sequence_parallel, rollout.divide_prefix == "always"
+    checks = (
+        (
+            rollout.split == "prompts" and (ranks == 1 or rollout.engine == "server" or not model.share_prefix),
+            "rollout.split is prompts, which is for training.sequence_parallel above 1 with rollout.engine=in_process "
+            "and model.share_prefix=true. Set rollout.split=auto.",
+        ),
+        (
+            divides and (ranks == 1 or rollout.engine == "server" or not model.share_prefix),
+            "rollout.divide_prefix is always, which is for training.sequence_parallel above 1 with "
+            "rollout.engine=in_process and model.share_prefix=true. Set rollout.divide_prefix=auto.",
+        ),
+        (
+            divides and (rollout.split == "questions" or rollout.gather == "layers"),
+            "rollout.divide_prefix is always, so that processes sample every question together, but rollout.split is "
+            f"{rollout.split} and rollout.gather is {rollout.gather}. Set rollout.split=auto and rollout.gather=all, "
+            "or rollout.divide_prefix=auto.",
+        ),
+        (
+            divides and rollout.num_generations < ranks,
+            f"rollout.divide_prefix is always with training.sequence_parallel={ranks}, but there are only "
+            f"{rollout.num_generations} rollouts of a question to share. Set rollout.num_generations={ranks} or more, "
+            "or rollout.divide_prefix=auto.",
+        ),
+        (
+            rollout.split == "prompts" and rollout.num_generations < ranks,
+            f"rollout.split is prompts with training.sequence_parallel={ranks}, but there are only "
+            f"{rollout.num_generations} rollouts of a question to share. Set rollout.num_generations={ranks} or more, "
+            "or rollout.split=questions.",
+        ),
+        (
+            rollout.split == "prompts" and rollout.gather == "layers",
+            "rollout.split is prompts and rollout.gather is layers: a process that waits for another one's prompt "
+            "would hold up its weights. Set rollout.split=questions or rollout.gather=all.",
+        ),
+    )
+    return _found(checks)
+
+
+def _budget_faults(prompt: PromptSettings, rollout: RolloutSettings, training: TrainingSettings) -> list[str]:
+    """Lengths and the token budget of a micro-batch."""
+    longest = prompt.max_prompt_tokens + rollout.max_new_tokens
+    checks = (
+        (
+            training.micro_batch_tokens < longest,
+            f"training.micro_batch_tokens is {training.micro_batch_tokens}, but one prompt "
+            f"(prompt.max_prompt_tokens={prompt.max_prompt_tokens}) with one response "
+            f"(rollout.max_new_tokens={rollout.max_new_tokens}) may need {longest}. "
+            f"Set training.micro_batch_tokens={longest} or more, or lower the other two.",
+        ),
+    )
+    return _found(checks)
+
+
+def _weight_faults(model: ModelSettings, training: TrainingSettings, cache: CacheSettings) -> list[str]:
+    """Trained parts, their learning rates, and cached features."""
+    checks = (
+        *(
+            (
+                part not in model.train,
+                f"training.learning_rates.{part} is {rate}, but model.train is [{', '.join(model.train)}], so "
+                f"that part is frozen and has no rate. Add {part} to model.train, or leave its rate out.",
+            )
+            for part, rate in training.learning_rates.items()
+        ),
+        (
+            bool(cache.features) and model.trains_vision,
+            f"cache.features is true and model.train is [{', '.join(model.train)}], so that visual features "
+            "change with every update and none could be used again. Set cache.features=false or leave it out, or leave "
+            "tower and merger out of model.train.",
+        ),
+        (
+            bool(cache.features) and not model.share_prefix,
+            "cache.features is true and model.share_prefix is false, where everything is computed anew for comparison. "
+            "Set cache.features=false or leave it out, or model.share_prefix=true.",
+        ),
+    )
+    return _found(checks)
+
+
+def _evaluation_faults(evaluation: EvalSettings, data: DataSettings, training: TrainingSettings) -> list[str]:
+    """Evaluation sets and their schedule."""
+    checks = (
+        (
+            bool(evaluation.every) and not evaluation.chosen_sets(list(data.eval)),
+            f"eval.every is {evaluation.every} and there is no evaluation set to run. Name sets in data.eval, or set "
+            "eval.every=0.",
+        ),
+        (
+            training.keep_best == "eval/accuracy"
+            and (
+                not evaluation.every
+                or training.checkpoint_every % evaluation.every != 0
+                or training.steps % evaluation.every != 0
+            ),
+            f"training.keep_best is eval/accuracy, with eval.every={evaluation.every}, "
+            f"training.checkpoint_every={training.checkpoint_every} and training.steps={training.steps}: "
+            "every checkpoint needs an accuracy of its own, the last one too. Set eval.every so that it divides both.",
+        ),
+        (
+            evaluation.sets == () and bool(data.eval),
+            "eval.sets is empty, so that nothing would be evaluated. Name sets of data.eval in it, or set it to null "
+            "for all; without evaluation, eval.before=false and eval.after=false.",
+        ),
+    )
+    return _found(checks) + _unknown_sets(evaluation, data)
+
+
+def _unknown_sets(evaluation: EvalSettings, data: DataSettings) -> list[str]:
+    named = [("eval.sets", name) for name in evaluation.sets or ()]
+    named += [("eval.control_sets", name) for name in evaluation.control_sets or ()]
+    named += [("eval.protocols", name) for name in evaluation.protocols]
+    if evaluation.headline_set is not None:
+        named.append(("eval.headline_set", evaluation.headline_set))
+    known = ", ".join(data.eval) or "none"
+    return [
+        f"{key} names {name!r}, which is not an evaluation set. Sets in data.eval: {known}. "
+        f"Add data.eval.{name}=PATH or change {key}."
+        for key, name in named
+        if name not in data.eval
+    ]
+
+
+def _algorithm_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, training: TrainingSettings) -> list[str]:
+    """The algorithm with rollout and training settings."""
+    checks = (
+        (
+            rollout.num_generations < 2 and algorithm.baseline != "none" and not algorithm.own_advantages,
+            f"rollout.num_generations is {rollout.num_generations}, and algorithm.baseline="
+            f"{algorithm.baseline} compares the rollouts of a group, so at least 2 are needed. Set "
+            "rollout.num_generations=2 or more, or algorithm.preset=reinforce_pp.",
+        ),
+        (
+            algorithm.importance_cap is not None and rollout.logprobs != "recompute",
+            f"algorithm.importance_cap is {algorithm.importance_cap} and rollout.logprobs is {rollout.logprobs}, so "
+            "that both log-probabilities it compares are the same ones. Set rollout.logprobs=recompute.",
+        ),
+        (
+            algorithm.importance_cap is not None and rollout.engine == "server",
+            "algorithm.importance_cap is set and rollout.engine is server, whose rollouts the trainer scores itself: "
+            "there is nothing to weigh. Set algorithm.importance_cap=null.",
+        ),
+        (
+            algorithm.temporal_bonus > 0 and rollout.engine == "server",
+            "algorithm.temporal_bonus is set and rollout.engine is server: a server reads the media file itself and "
+            "cannot be shown its frames in another order. Set rollout.engine=in_process or algorithm.temporal_bonus=0.",
+        ),
+        (
+            algorithm.length_bonus > 0 and algorithm.length_bonus_tokens[0] > rollout.max_new_tokens,
+            f"algorithm.length_bonus goes to responses of {algorithm.length_bonus_tokens[0]} tokens and more, and "
+            f"rollout.max_new_tokens is {rollout.max_new_tokens}, so nobody can earn it. Set "
+            "algorithm.length_bonus_tokens to shorter ones, or algorithm.length_bonus=0.",
+        ),
+        (
+            algorithm.resample_rounds > 0 and rollout.num_generations < 2,
+            "algorithm.resample_rounds replaces groups whose rewards are all equal, and rollout.num_generations is 1: "
+            "one reward always is. Set algorithm.resample_rounds=0.",
+        ),
+        (
+            algorithm.minibatches > training.prompts_per_step,
+            f"algorithm.minibatches is {algorithm.minibatches}, more than training.prompts_per_step="
+            f"{training.prompts_per_step}. Set it to that or less.",
+        ),
+    )
+    problems = _found(checks)
+    if algorithm.prune_rate > 0:
+        try:
+            num_kept(rollout.num_generations, algorithm.prune_rate)
+        except ValueError as error:
+            problems.append(f"algorithm.prune_rate with rollout.num_generations: {error}")
+    return problems

@@ -1,17 +1,22 @@
-"""Reading config files: YAML, includes, overrides, and where each value came from."""
+"""Config files: YAML with includes and overrides, the source of each value, and error messages that name it."""
 
 from __future__ import annotations
 
 import copy
+import difflib
+import itertools
 import json
 import shlex
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from vlm_pg.errors import ConfigError, printable
 
@@ -22,25 +27,25 @@ INCLUDE = "include"
 
 @dataclass
 class ConfigTree:
-    """Merged values, and for each dotted key the file (or the command line) that set it last."""
+    """Merged values, and the source of each dotted key: the file, or the command line, that set it last."""
 
     values: dict[str, Any] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
     def merge(self, values: Mapping[str, Any], source: str) -> None:
-        """Lay ``values`` over what is here: mappings key by key, everything else replaces."""
+        """Merge ``values``: mappings key by key, anything else replaces."""
         _merge(self.values, values, self.sources, source, prefix="")
 
     def clear(self, parts: Sequence[str]) -> None:
-        """Forget the value under a dotted key, whatever it holds."""
+        """Remove the value of a dotted key."""
         values: Any = self.values
         for part in parts[:-1]:
             values = values.get(part) if isinstance(values, dict) else None
         if isinstance(values, dict):
             values.pop(parts[-1], None)
 
-    def plain_above(self, parts: Sequence[str]) -> tuple[str, Any] | None:
-        """The value without keys that stands where a dotted key needs a mapping, and its own key; None for none."""
+    def scalar_above(self, parts: Sequence[str]) -> tuple[str, Any] | None:
+        """Key and value of a scalar or list where a dotted key needs a mapping, if there is one."""
         values: Any = self.values
         for depth, part in enumerate(parts[:-1], start=1):
             values = values.get(part)
@@ -92,15 +97,15 @@ def apply_override(tree: ConfigTree, override: str) -> None:
         value = yaml.load(text, _UniqueKeyLoader)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"The value of the override {override!r} is not YAML: {_first_line(error)}. Allowed is one YAML value. "
-            "Put text with special characters in double quotes inside single quotes: 'run.name=\"...\"'."
+            f"The value of the override {override!r} is not YAML: {str(error).splitlines()[0]}. Allowed is one YAML "
+            "value. Put text with special characters in double quotes inside single quotes: 'run.name=\"...\"'."
         ) from None
-    if plain := tree.plain_above(parts):
+    if plain := tree.scalar_above(parts):
         inside = partial(_inside_a_list, value) if isinstance(plain[1], list) else _inside_a_plain_value
         raise ConfigError(inside(tree, override, parts, *plain))
     if isinstance(value, dict) and len(parts) > 1:
-        # A mapping given for a setting is meant as a whole: data.eval={} empties what files filled. A whole section
-        # (training={steps: 5}) is laid over the files like a file.
+        # A mapping replaces a setting: data.eval={} discards what files set. A section (training={steps: 5}) is merged
+        # like a file.
         tree.clear(parts)
     for part in reversed(parts):
         value = {part: value}
@@ -131,7 +136,7 @@ def _inside_a_list(
 
 
 def _with_entry(entries: list[Any], path: Sequence[str], value: Any) -> list[Any] | None:
-    """A list with one value inside changed; None where the path does not lead to a place in it."""
+    """A copy of a list with one nested value changed; None if it has no such path."""
     inside: Any = (changed := copy.deepcopy(entries))
     try:
         for part in path[:-1]:
@@ -164,7 +169,7 @@ def _read_tree(path: Path, chain: tuple[Path, ...]) -> ConfigTree:
     tree = ConfigTree()
     for entry in included:
         below = _read_tree(path.parent / entry, (*chain, resolved))
-        tree.values = _merged(tree.values, below.values)
+        _merge(tree.values, below.values, {}, "", prefix="")
         tree.sources.update(below.sources)
     tree.merge(values, str(path))
     return tree
@@ -199,7 +204,7 @@ def _merge(
         key = str(raw_key)
         dotted = f"{prefix}{key}"
         if value is None and not prefix and isinstance(target.get(key), dict):
-            continue  # an empty section ("eval:") says nothing, so it changes nothing
+            continue  # an empty section ("eval:") changes nothing
         if isinstance(value, Mapping):
             below = target.get(key)
             if not isinstance(below, dict):
@@ -211,10 +216,117 @@ def _merge(
             sources[dotted] = source
 
 
-def _merged(lower: dict[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    _merge(lower, upper, {}, "", prefix="")
-    return lower
+# Frequent wrong keys with another spelling here.
+_INSTEAD = {
+    "observe.tensorboard": "Write observe.trackers=[tensorboard] for true, observe.trackers=[] for false.",
+}
 
 
-def _first_line(error: yaml.YAMLError) -> str:
-    return str(error).splitlines()[0]
+def describe(
+    error: ValidationError, model: type[BaseModel], sources: Mapping[str, str], default_source: str
+) -> list[str]:
+    """A message for each fault, in the order of the sections: value and source, what is allowed, what to do.
+
+    Args:
+        error: of validating ``model``, whose fields are sections.
+        sources: dotted key -> the file, or the command line, that set it.
+        default_source: the file to add missing keys to.
+    """
+    return [_describe_one(details, model, sources, default_source) for details in error.errors()]
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key that ``model`` knows, sections included."""
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        section = _section_of(info)
+        if section is not None:
+            yield from known_keys(section, f"{prefix}{name}.")
+
+
+def nearest_keys(key: str, model: type[BaseModel]) -> list[str]:
+    """Known keys that were probably meant by ``key``, best first; several if several sections have its name."""
+    known = list(known_keys(model))
+    section, _, last = key.rpartition(".")
+    siblings = [name for name in known if name.rpartition(".")[0] == section]
+    close = difflib.get_close_matches(key, siblings, n=1, cutoff=0.8)
+    if close:
+        return close
+    same_name = [name for name in known if name.rpartition(".")[2] == last]
+    if same_name:
+        return same_name
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
+    if close:
+        return close
+    if not section:
+        begun = [name for name in siblings if key and name.startswith(key)]
+        close = begun or difflib.get_close_matches(key, siblings, n=1, cutoff=0.65)
+        if close:
+            return close
+    leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    return [leaves[leaf] for leaf in difflib.get_close_matches(last, leaves, n=1, cutoff=0.7)]
+
+
+def _describe_one(
+    details: ErrorDetails, model: type[BaseModel], sources: Mapping[str, str], default_source: str
+) -> str:
+    key = ".".join(str(part) for part in details["loc"])
+    source = _source_of(key, sources, default_source)
+    if details["type"] == "extra_forbidden":
+        return f"{key} ({source}) is not a known setting. {_INSTEAD.get(key) or _suggestion(key, model)}"
+    if details["type"] == "value_error":
+        # A validator of ours: its message already has its three parts, but names keys without their section.
+        message = details["msg"].removeprefix("Value error, ").replace("\n", "\n  ")
+        return f"{key}: {message}" if key else message
+    # Lists and mappings are set as a whole, so what follows an index is not part of the key to write.
+    is_key = itertools.takewhile(lambda part: not isinstance(part, int) and part != "[key]", details["loc"])
+    settable = ".".join(map(str, is_key))
+    field = _field_at(details["loc"], model)
+    meaning = f" {field.description}" if field is not None and field.description else ""
+    if details["type"] == "missing" and settable == key:
+        return f"{key} is missing.{meaning} Add it to {default_source}, or pass {key}=VALUE."
+    message = details["msg"][:1].lower() + details["msg"][1:]
+    if details["type"] == "model_type":
+        message = f"it is a section and must be a mapping of settings, such as {settable}: {{KEY: VALUE}}"
+    return f"{key} is {_shown(details['input'])} ({source}): {message}.{meaning} Correct it, or pass {settable}=VALUE."
+
+
+def _suggestion(key: str, model: type[BaseModel]) -> str:
+    near = nearest_keys(key, model)
+    section = key.rpartition(".")[0]
+    allowed = ", ".join(name for name in known_keys(model) if name.rpartition(".")[0] == section)
+    advice = f"Did you mean {' or '.join(near)}?" if near else "Remove it."
+    return f"{advice} Known here: {allowed}."
+
+
+def _source_of(key: str, sources: Mapping[str, str], default_source: str) -> str:
+    """Source of ``key``, or of the nearest enclosing mapping or list."""
+    while key:
+        if key in sources:
+            return sources[key]
+        key = key.rpartition(".")[0]
+    return default_source
+
+
+def _field_at(loc: tuple[int | str, ...], model: type[BaseModel]) -> FieldInfo | None:
+    section: type[BaseModel] | None = model
+    info: FieldInfo | None = None
+    for part in loc:
+        if section is None or part not in section.model_fields:
+            return info
+        info = section.model_fields[str(part)]
+        section = _section_of(info)
+    return info
+
+
+def _section_of(info: FieldInfo) -> type[BaseModel] | None:
+    """The settings class of a section; of one that may be left out (``Section | None``) too."""
+    for annotation in (info.annotation, *get_args(info.annotation)):
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return annotation
+    return None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

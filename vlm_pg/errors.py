@@ -61,6 +61,14 @@ class SampleError(VlmPgError):
         self.trace = trace
 
 
+class ServerError(VlmPgError):
+    """A sampling server that is away, is of another kind than expected, or cannot do what the settings require."""
+
+
+class AnswerError(ServerError):
+    """One answer of a server that cannot be trained on; the same request may yield a valid one."""
+
+
 class TooManyBadSamples(VlmPgError):
     """The stated share of bad samples was exceeded; the run stops rather than train on what is left."""
 

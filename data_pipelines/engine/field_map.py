@@ -8,8 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from data_pipelines.engine.dataset import TABLES, Split
-from vlm_pg.config_errors import nearest_keys
-from vlm_pg.config_files import read_tree
+from vlm_pg.config_files import nearest_keys, read_tree
 from vlm_pg.data.gold import answer_kind_of
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.settings import Settings

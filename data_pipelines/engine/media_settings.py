@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vlm_pg.config_errors import nearest_keys
+from vlm_pg.config_files import nearest_keys
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.media.settings import MediaSettings
 

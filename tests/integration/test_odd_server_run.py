@@ -14,7 +14,7 @@ from tests.support.misbehaviours import all_misbehaviours, message, text, whole,
 from tests.support.odd_server import Misbehave, OddServer, Reply
 from tests.support.runs import read_lines
 from tests.support.short_run import STEPS, short_run, train_here
-from vlm_pg.rollout.server import client, faults
+from vlm_pg.rollout.server import client, generator
 from vlm_pg.training.checkpoints import find_checkpoints
 
 KEY = "sk-0123456789abcdefghij"
@@ -93,7 +93,7 @@ def test_a_server_that_loses_its_mind_loses_no_step(
     server: OddServer, config: Path, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As many questions as one of these short steps has.
-    monkeypatch.setattr(faults, "MOST_IN_A_ROW", 2)
+    monkeypatch.setattr(generator, "MOST_IN_A_ROW", 2)
 
     def mad(reply: Reply) -> None:
         reply.value = value

@@ -14,7 +14,7 @@ from tests.support.published.case import check, records
 from tests.support.runs import read_lines, run_cli, write_config
 from tests.support.tiny_media import png
 from tests.unit.data_pipelines.test_published_forms import TABLES
-from vlm_pg.cli_prepare import prepare
+from vlm_pg.commands import run_pipeline
 from vlm_pg.types import ANSWER_KINDS, Sample
 
 # Kinds that a data set which is not published here may have, by a map of its fields.
@@ -58,7 +58,7 @@ def own_set(folder: Path, media_dir: Path) -> list[Sample]:
     (raw / "train.jsonl").write_text("".join(json.dumps(NOTHING | row) + "\n" for row in OWN))
     (folder / "map.yaml").write_text(yaml.safe_dump(MAP))
     arguments = ["--map", str(folder / "map.yaml"), str(raw), "--out", str(out), "--eval-share", "0"]
-    assert prepare("generic", arguments) == 0
+    assert run_pipeline("generic", arguments) == 0
     return records(out, "train")
 
 

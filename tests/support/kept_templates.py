@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
-from vlm_pg.killable.starting import AllEnded, Worker
+from vlm_pg.killable.pool import AllEnded, Worker
 from vlm_pg.killable.template import ANSWER_SECONDS, Template
 
 # Each is some 300 MB.
@@ -34,12 +34,12 @@ class KeptTemplates:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Inside, a template that ends in peace is kept, and taken for one that would be started just alike."""
-        begin_again, end_all = Template.begin_again, Template.end_all
+        restart, end_all = Template.restart, Template.end_all
 
         def begin(template: Template) -> None:
             found = [one for one in self._kept if one.key == _key(template) and one.process.poll() is None]
             if os.getpid() != self._pid or not found:
-                begin_again(template)
+                restart(template)
                 return
             self._kept.remove(found[-1])
             _, template._control, template._stderr, template._process = found[-1]
@@ -53,7 +53,7 @@ class KeptTemplates:
             if len(self._kept) > MOST:
                 _end(self._kept.pop(0))
 
-        with mock.patch.object(Template, "begin_again", begin), mock.patch.object(Template, "end_all", end):
+        with mock.patch.object(Template, "restart", begin), mock.patch.object(Template, "end_all", end):
             yield
 
     def end(self) -> None:

@@ -264,36 +264,16 @@ def of_bodies() -> Iterator[Misbehaviour]:
     yield Misbehaviour("gzip", body(gzip.compress, Content_Encoding="gzip"), "harmless")
     yield Misbehaviour("deflate", body(zlib.compress, Content_Encoding="deflate"), "harmless")
     yield Misbehaviour(
-        "deflate without a header", body(lambda data: zlib.compress(data)[2:-4], Content_Encoding="deflate"), "harmless"
-    )
-    yield Misbehaviour(
-        "gzip twice", body(lambda data: gzip.compress(gzip.compress(data)), Content_Encoding="gzip, gzip"), "harmless"
+        "gzip twice", body(lambda data: gzip.compress(gzip.compress(data)), Content_Encoding="gzip, gzip")
     )
     thousand = ", ".join(["gzip"] * 1000)
-    yield Misbehaviour("gzip a thousand times", body(thousand_times_packed, Content_Encoding=thousand))
-    yield Misbehaviour(
-        "gzip a thousand times, it says", body(lambda data: gzip.compress(data), Content_Encoding=thousand)
-    )
-    yield Misbehaviour(
-        "gzip three times", body(lambda data: packed(data, 3), Content_Encoding="gzip, identity, gzip, gzip")
-    )
+    yield Misbehaviour("gzip a thousand times, it says", body(gzip.compress, Content_Encoding=thousand))
     yield Misbehaviour("gzip that is none", body(lambda data: data, Content_Encoding="gzip"))
     yield Misbehaviour("gzip cut", body(lambda data: gzip.compress(data)[:-9], Content_Encoding="gzip"))
     yield Misbehaviour("gzip damaged", body(damaged_gzip, Content_Encoding="gzip"))
     yield Misbehaviour("an unknown packing", body(lambda data: data, Content_Encoding="br"))
     yield Misbehaviour("a gzip bomb", body(lambda data: bomb(), Content_Encoding="gzip"))
-    yield Misbehaviour("a bomb of bombs", body(lambda data: gzip.compress(bomb()), Content_Encoding="gzip, gzip"))
     yield Misbehaviour("a long body", body(lambda data: b" " * (2 * 2**20) + data))
-
-
-def packed(data: bytes, times: int) -> bytes:
-    for _ in range(times):
-        data = gzip.compress(data, 1)
-    return data
-
-
-def thousand_times_packed(data: bytes) -> bytes:
-    return packed(data, 1000)
 
 
 def bomb() -> bytes:

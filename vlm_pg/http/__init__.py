@@ -1,1 +1,1 @@
-"""Requests to servers of language models: asked again where that helps, bounded, stopped on request, keys unseen."""
+"""Clients of OpenAI-compatible servers: bounded responses, bounded retries, API keys masked in every text."""

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 from pydantic import Field, ValidationError
 
-from vlm_pg.config_errors import describe
+from vlm_pg.config_files import describe
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.settings import ModelSettings

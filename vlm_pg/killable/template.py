@@ -1,9 +1,8 @@
-"""Workers that are forked from a process that has imported what they need, and the parent's side of that process.
+"""Workers forked from a template process that has imported their modules, and the parent's side of that process.
 
-torch is 300 MB of private memory in every process that imports it, and seconds of start-up. Workers that are forked
-from a process that has imported it share that memory, and are there in milliseconds. The template is a fresh
-interpreter that never imports the user's main script and opens no file of the user's; it has one thread, so that
-forking it is safe.
+torch takes 300 MB of private memory and seconds of start-up in every process that imports it. Forked workers share
+that memory and start in milliseconds. The template is a fresh interpreter that never imports the user's main script
+nor opens the user's files; it has one thread, so that forking it is safe.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vlm_pg.killable.starting import START_SECONDS, AllEnded, Starter, Worker, last_words, open_log
+from vlm_pg.killable.pool import START_SECONDS, AllEnded, Starter, Worker, last_words, open_log
 from vlm_pg.processes import (
     ONE_THREAD,
     ONE_THREAD_NO_GPU,
@@ -37,12 +36,12 @@ _MESSAGE_BYTES = 64
 
 
 class Template(Starter):
-    """Starts the template process; workers are asked of it at once, and come when it has imported ``modules``.
+    """Starts the template process, which forks workers once it has imported ``modules``.
 
     Args:
-        modules: what workers have imported before their first task.
+        modules: imported before the first task.
         function, arguments, stall_seconds: as in ``Starter``.
-        gpu: whether workers see the GPUs that this process sees.
+        gpu: whether workers see this process's GPUs.
     """
 
     def __init__(
@@ -50,9 +49,9 @@ class Template(Starter):
     ):
         super().__init__(function, arguments, stall_seconds)
         self._modules, self._environment = list(modules), ONE_THREAD if gpu else ONE_THREAD_NO_GPU
-        self.begin_again()
+        self.restart()
 
-    def begin_again(self) -> None:
+    def restart(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_SECONDS)
         self._stderr = open_log()
@@ -82,7 +81,7 @@ class Template(Starter):
         return Worker(ours, stderr, end_by_seconds=time.monotonic() + START_SECONDS)
 
     def end(self, worker: Worker, hung_up: bool) -> str:
-        """A hang-up is always that of a process that has ended. How is not known of one that was never ready."""
+        """A hang-up always means that the process has ended; the exit status of one never ready is unknown."""
         worker.connection.close()  # ends one that is not known by its id yet
         if worker.pid is None:
             return ""
@@ -97,9 +96,9 @@ class Template(Starter):
             how = how_it_ended(self._process.wait(ANSWER_SECONDS))
         except subprocess.TimeoutExpired:
             how = "it closed its connection"
-        said = last_words(self._stderr, 2000)
+        output = last_words(self._stderr, 2000)
         self.end_all((), at_once=False)
-        return how, said
+        return how, output
 
     def end_all(self, workers: Sequence[Worker], at_once: bool) -> None:
         """End the process and all its workers. ``at_once``: workers follow it as soon as they notice."""
@@ -119,12 +118,12 @@ class Template(Starter):
 
 
 def main(descriptor: int, parent_pid: int, modules: Sequence[str], function: str, arguments: Sequence[Any]) -> None:
-    """Fork workers until the parent hangs up or says so.
+    """Fork workers until the parent hangs up or requests the end.
 
     Args:
         descriptor: this end of a socket pair.
         parent_pid: process id of the parent, as the parent saw it.
-        modules: imported before the first worker is forked, so that no call's deadline pays for it.
+        modules: imported before the first fork, outside of any deadline.
         function, arguments: what a worker calls, after its descriptor and its parent's process id.
     """
     outlive_signals()
@@ -157,7 +156,7 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str], function: str
 
 
 def _fork(control: socket.socket, connection: int, stderr: int, serve: Callable[[int, int], None]) -> set[int]:
-    """The id of a new worker; none if the system has no room for one, which is seen as a hang-up."""
+    """The id of a new worker; none if the system cannot fork, which the parent sees as a hang-up."""
     template_pid = os.getpid()
     try:
         pid = os.fork()
@@ -182,7 +181,7 @@ def _fork(control: socket.socket, connection: int, stderr: int, serve: Callable[
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        os._exit(code)  # nothing that the template was going to do at its end
+        os._exit(code)  # skips the template's own clean-up
 
 
 def _end(pid: int, pids: set[int]) -> int:

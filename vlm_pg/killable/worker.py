@@ -1,7 +1,7 @@
-"""A worker of a pool: takes one task at a time from its parent and may be killed at any moment.
+"""A worker of a pool: takes one task at a time from its parent, and may be killed at any moment.
 
-It ends when the process it works for ends, whatever it is doing: by the hang-up of the connection, by the change of its
-parent's id, and, should C code hold the interpreter's lock meanwhile, by an alarm that the kernel delivers.
+It ends with its parent, whatever it is doing: by the hang-up of the connection, by the change of its parent's id, and,
+if C code holds the interpreter's lock, by a kernel alarm.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Literal
 
 from vlm_pg.processes import end_with_parent, outlive_signals
 
-# What a worker says. READY is followed by JSON (its process id, whether its memory is limited), ASKS, DONE and USED_UP
-# by bytes; after USED_UP it does not want another task.
+# Messages of a worker. READY is followed by JSON (its process id, whether memory is limited), ASKS, DONE and USED_UP
+# by bytes; after USED_UP it takes no further task.
 READY, BEGUN, ASKS, DONE, USED_UP = b"ready", b"begun", b"asks", b"done", b"used up"
 # The worker's own alarm comes after the parent's deadline: it matters only when the parent is late or gone.
 ALARM_FACTOR, ALARM_EXTRA_SECONDS = 1.5, 5.0
-# The kernel's limit, and what is held of it.
+# The kernel's limit, and the line of /proc/self/status with the current use.
 _LIMITS = {"private": (resource.RLIMIT_DATA, "VmData:"), "address space": (resource.RLIMIT_AS, "VmSize:")}
 
 
@@ -40,14 +40,14 @@ def serve(
         descriptor: the worker's end of a socket pair.
         parent_pid: process id of the parent, as the parent saw it.
         deadline_seconds: of a task, as the parent has it.
-        prepare: called before the first task, outside of any deadline; whether memory is limited as asked.
-        run: one task; its answer, and whether the process is used up.
+        prepare: called before the first task, outside of any deadline; returns whether memory is limited.
+        run: runs one task; returns its answer, and whether the process is used up.
     """
     outlive_signals()
-    leave_no_image()
-    os.set_inheritable(descriptor, False)  # a program that a task starts must not hold the parent's line open
+    disable_core_dumps()
+    os.set_inheritable(descriptor, False)  # a program started by a task must not hold the connection open
     connection = Connection(descriptor)
-    # The thread holds the connection open until this process ends: the parent asks how it ended at the hang-up.
+    # The thread keeps the connection open until this process ends: at a hang-up the parent reads the exit status.
     threading.Thread(target=end_with_parent, args=(connection, parent_pid), daemon=True).start()
     limited = prepare(connection)
     try:
@@ -67,8 +67,8 @@ def serve(
         return  # the other end hung up
 
 
-def leave_no_image() -> None:
-    """A crash of this process writes no image of its memory: gigabytes, for each broken file."""
+def disable_core_dumps() -> None:
+    """A core dump would take gigabytes for each broken file."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
@@ -76,7 +76,7 @@ def leave_no_image() -> None:
 def limit_memory(what: Literal["private", "address space"], extra_bytes: int) -> None:
     """From now on this process gets ``extra_bytes`` more memory than it holds now.
 
-    What is beyond fails as an allocation that returns nothing, which Python and C libraries report as an error.
+    Allocations beyond that fail, which Python and C libraries report as errors.
 
     Args:
         what: "private" writable memory, in which mapped libraries (torch brings gigabytes) do not count, or all of the
@@ -95,7 +95,7 @@ def limit_memory(what: Literal["private", "address space"], extra_bytes: int) ->
 
 
 def held_bytes(what: Literal["private", "address space"]) -> int:
-    """What of such a limit this process holds now. Raises OSError where the system does not say."""
+    """Current use under such a limit. Raises OSError where the system does not report it."""
     _, name = _LIMITS[what]
     status = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith(name)) * 1024

@@ -18,7 +18,6 @@ from vlm_pg.media.container import VideoHeader, header_of, open_video
 from vlm_pg.media.frame_folder import FolderDecoder, FrameFolder, survey_folder
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
-from vlm_pg.media.parent import ask
 from vlm_pg.media.paths import shown_url
 from vlm_pg.media.remote import download
 from vlm_pg.media.sampling import check_frame_size, check_length, frames_within, too_large
@@ -27,6 +26,7 @@ from vlm_pg.media.selection import WHOLE, Choice, Part, Timeline, choose
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import cues_within, read_subtitles
 from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder, TorchCodecDecoder
+from vlm_pg.media.worker import ask
 from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory

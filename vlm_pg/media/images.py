@@ -21,9 +21,9 @@ from PIL import Image, UnidentifiedImageError
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_regular
-from vlm_pg.media.parent import ask
 from vlm_pg.media.sampling import resized_size
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.worker import ask
 from vlm_pg.types import DecodedMedia
 
 FORMATS = ("JPEG", "PNG", "WEBP")

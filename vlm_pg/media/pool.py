@@ -1,4 +1,4 @@
-"""The decoding processes of a run: a thread hands out calls and collects results, while the caller computes."""
+"""The decoding processes of a run, served by a thread while the caller computes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Any
 
 from vlm_pg.cache import notes
 from vlm_pg.errors import SampleError
-from vlm_pg.killable.pool import Pool
-from vlm_pg.killable.starting import Task
+from vlm_pg.killable.pool import Pool, Task
 from vlm_pg.killable.template import Template
-from vlm_pg.media import parent
+from vlm_pg.media import worker
 
 POLL_SECONDS = 0.2
 
@@ -43,11 +42,11 @@ class _Call(Task):
         else:
             self.settle(error=RuntimeError(f"a bug surfaced while decoding {self._label}:\n{value}"))
 
-    def lost(self, how: str, said: str) -> None:
+    def lost(self, how: str, output: str) -> None:
         if how:
-            said = " / ".join(said.split("\n")).strip(" /")
+            output = " / ".join(output.split("\n")).strip(" /")
             message = (
-                f"the decoder crashed on {self._label}: {how}{': ' + said if said else ''}. Files that crash a "
+                f"the decoder crashed on {self._label}: {how}{': ' + output if output else ''}. Files that crash a "
                 "decoder cannot be used. Re-encode the file, try media.decoder=pyav, or remove the sample."
             )
         else:
@@ -58,7 +57,7 @@ class _Call(Task):
         self.settle(error=SampleError("decoder_crashed" if how else "decode_timeout", message))
 
     def settle(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Give the caller its result, unless it cancelled the call."""
+        """Resolve the future, unless the caller cancelled it."""
         if self.future.set_running_or_notify_cancel():
             if error is not None:
                 self.future.set_exception(error)
@@ -72,11 +71,11 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
     Args:
         workers: number of processes, at least 1.
         deadline_seconds: a call that takes longer is given up: its worker is killed and replaced.
-        modules: what workers have imported before their first call.
-        memory_bytes: how much memory a worker may take beyond what it holds then; 0 for no limit.
-        gpu: whether they see the GPUs that this process sees.
+        modules: imported before the first call.
+        memory_bytes: memory a worker may take beyond that; 0 for no limit.
+        gpu: whether workers see this process's GPUs.
 
-    A result arrives in the future that ``submit`` returns. Its exception is a SampleError ``decode_timeout`` or
+    ``submit`` returns a future. Its exception is a SampleError ``decode_timeout`` or
     ``decoder_crashed``, the SampleError the function raised, or a RuntimeError with the traceback of a bug.
     """
 
@@ -96,17 +95,17 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
-        self._somebody_is_ready = threading.Event()
+        self._is_ready = threading.Event()
         self._pool: Pool | None = None
 
     def start(self) -> None:
-        """Let the processes start, in the background, unless they have."""
+        """Start the processes in the background, unless they run."""
         with self._lock:
             if self._pool is None and not self._closing:
                 deadline = self._deadline_seconds
                 arguments = (deadline, self._memory_bytes)
                 template = Template(self._modules, "vlm_pg.media.worker:main", arguments, deadline, self._gpu)
-                pool = Pool(template, deadline, "decoding workers", parent.answered)
+                pool = Pool(template, deadline, "decoding workers", worker.answered)
                 thread = threading.Thread(target=self._serve, args=(pool,), name="vlm_pg-media-pool", daemon=True)
                 try:
                     pool.grow(self._num_workers)
@@ -123,21 +122,21 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
 
     @property
     def is_starting(self) -> bool:
-        """Whether processes have been started and none of them takes calls yet."""
-        return self.is_started and not self._somebody_is_ready.is_set()
+        """Whether processes have been started and none is ready yet."""
+        return self.is_started and not self._is_ready.is_set()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers that are ready or busy now."""
+        """Process ids of the workers that are ready or busy."""
         return [] if self._pool is None else self._pool.pids
 
     def wait_until_ready(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Wait for the first worker of a started pool, or for the failure that ``submit`` will raise.
 
         Raises:
-            InterruptedError: ``should_stop`` said so; it is asked several times a second.
+            InterruptedError: after ``should_stop``, which is polled.
         """
-        while not self._somebody_is_ready.wait(POLL_SECONDS):
+        while not self._is_ready.wait(POLL_SECONDS):
             if should_stop():
                 raise InterruptedError("stopped while the decoding workers were starting")
 
@@ -156,7 +155,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         return call.future
 
     def close(self) -> None:
-        """Kill all workers, busy or not, and fail what is still pending. May be called twice."""
+        """Kill all workers, busy or not, and fail pending calls. May be called twice."""
         with self._lock:
             self._closing = True
         self._wake()
@@ -169,24 +168,24 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         self.close()
 
     def _wake(self) -> None:
-        with suppress(OSError):  # full: the thread is being woken already; closed: it has ended
+        with suppress(OSError):  # full: already being woken; closed: the thread has ended
             self._wake_write.send(b"x")
 
     def _serve(self, pool: Pool) -> None:
-        """The pool's thread. Whatever stops it fails all pending calls: nobody may wait for ever."""
+        """The pool's thread. Whatever stops it fails all pending calls, so that no caller waits for ever."""
         cause: BaseException = RuntimeError("the pool of decoding workers was closed before this file was decoded")
         try:
             while not self._closing:
                 if pool.turn(also=[self._wake_read]):
                     self._wake_read.recv(4096)
                 if pool.has_been_ready:
-                    self._somebody_is_ready.set()
+                    self._is_ready.set()
         except BaseException as error:  # handed to every waiting caller below
             cause = error
         with self._lock:
             self._failure = None if self._closing else cause
         left = pool.end_all()
-        self._somebody_is_ready.set()
+        self._is_ready.set()
         for call in left:
             assert isinstance(call, _Call)
             call.settle(error=cause)

@@ -14,8 +14,8 @@ import numpy as np
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media import sampling
-from vlm_pg.media.parent import ask
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.worker import ask
 from vlm_pg.types import MediaRef
 
 # No container rounds timestamps to more than 1/500 s: what counts in longer ticks (a tick a frame) counts exactly.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.http.chat import ChatServer, NoReply
-from vlm_pg.http.keys import read_key
+from vlm_pg.http.chat import ChatServer, NoReply, judge_key
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.settings import JudgeSettings
 from vlm_pg.rewards.verdict import Verdict, shorten
@@ -46,7 +44,7 @@ class Judge:
 
     Raises:
         ConfigError: no URL, a prompt that cannot be read or does not show the response, a key variable that is not
-            set, or httpx2 is not installed.
+            set, or openai is not installed.
     """
 
     def __init__(self, settings: JudgeSettings):
@@ -56,16 +54,12 @@ class Judge:
                 "an OpenAI-compatible server is expected, for example http://127.0.0.1:8000/v1. Set it, or set "
                 "reward.judge.weight=0."
             )
-        if find_spec("httpx2") is None:
-            raise ConfigError(
-                "reward.judge needs httpx2, which is not installed. Install vlm-pg[server], or set "
-                "reward.judge.weight=0."
-            )
+        key = judge_key("reward.judge", settings.api_key_variable, "set reward.judge.weight=0")
         self._template = _template(settings.prompt)
         self._server = ChatServer(
             settings.url,
             settings.model,
-            read_key("reward.judge", settings.api_key_variable),
+            key,
             "reward.judge",
             settings.timeout_seconds,
             settings.retries,

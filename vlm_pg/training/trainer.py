@@ -14,7 +14,7 @@ from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
-from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
+from vlm_pg.errors import SampleError, ServerError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
 from vlm_pg.models.reference import ScoringPolicy, scoring_phase
 from vlm_pg.observe.console import Console
@@ -30,7 +30,6 @@ from vlm_pg.plan.shape import shape_of
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.behaviour import mismatch_due, mismatch_warning

@@ -1,1 +1,1 @@
-"""The ranks of a run watch each other: whoever ends without a word is named, and all others end too."""
+"""Ranks watch each other: a rank that dies is named, and all others end too."""

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 CHECK_SECONDS = 1.0
-# A variable that the launcher sets for its ranks, the launcher, and how many generations of processes it is:
-# `deepspeed` starts a process on each node, which starts the ranks.
+# A variable that the launcher sets for its ranks, its name, and its generations of processes: `deepspeed` starts a
+# process on each node, which starts the ranks.
 _LAUNCHERS = (("TORCHELASTIC_RUN_ID", "torchrun", 1), ("CROSS_RANK", "deepspeed", 2))
 
 
@@ -43,7 +43,7 @@ def _watch(name: str, launcher: list[int]) -> None:
 
 
 def _ancestors(count: int) -> list[int]:
-    """Process ids of the parent, its parent, ...: one alone where the system does not show further ones."""
+    """Process ids of the parent, its parent, ...; fewer where the system does not show further ones."""
     pids = [os.getppid()]
     while len(pids) < count:
         try:

@@ -1,12 +1,11 @@
-"""A rank's watch over the others: each keeps one connection to rank 0, and whoever ends without a word is named.
+"""The watch over ranks: each rank has a connection to rank 0, so that one that dies is noticed and named.
 
-What a rank tells on it: who it is, the phases it begins and ends with the last completed step, the exception it ends
-with, or that it leaves because all is done. Rank 0 tells all of its own phases, and of the first rank that is lost.
-Should rank 0 itself be lost, every other one sees that by itself. No rank asks another whether it lives, so that none
-is taken for dead because it is busy.
+A rank sends its identity, its phases with the last completed step, the exception that ends it, or that it leaves
+because the run is complete. Rank 0 sends all ranks its own phases and the first loss; its own end shows on every
+connection. There is no heartbeat, so that a busy rank is never taken for dead.
 
-A rank that learns of a loss gets a few seconds, in which an exception of its own may end it, or a file be finished;
-then its process ends, also where its main thread waits in a collective for good.
+After a loss a rank has a few seconds, in which an exception of its own may end it or a file be finished; then its
+process ends, even if its main thread is stuck in a collective.
 """
 
 from __future__ import annotations
@@ -25,31 +24,27 @@ from typing import Any, Self
 
 from vlm_pg.distributed import RankLayout, SharedNote, is_about_other_ranks
 from vlm_pg.errors import EXIT_RANK_LOST, ConfigError, RankLost, VlmPgError
-from vlm_pg.watch.ending import Ending
-from vlm_pg.watch.hub import SETTLE_SECONDS, Hub
-from vlm_pg.watch.lines import Line, listen
-from vlm_pg.watch.standing import Failure, Loss, Standing
+from vlm_pg.watch.hub import LEAVE_SECONDS, SETTLE_SECONDS, Connection, Failure, Hub, Loss, RankStatus, listen
 
-# Ranks that have met reach each other within.
 CONNECT_SECONDS = 60.0
-# Between the word of a loss and the end of the process.
+# From the announcement of a loss to the end of the process.
 GRACE_SECONDS = 5.0
-# For what a rank that fails by itself still has to close: trackers, workers, logs.
+# For a failed rank to close its trackers, workers and logs.
 CLOSE_SECONDS = 30.0
-# In which a rank whose collective failed learns whether another rank is behind it.
+# For a rank whose collective failed to learn whether another rank caused that.
 DOUBT_SECONDS = 4 * SETTLE_SECONDS
-LEAVE_SECONDS = 5.0
+FLUSH_SECONDS = 1.0
 
-# Runs of one process that follow each other; equal on all ranks.
+# Consecutive runs of this process; equal on all ranks.
 _runs = 0
 
 
 class RankWatch:
-    """Connected for as long as the block runs; with a single process it does nothing. It observes ``Phases``.
+    """A context manager, connected inside the block; it observes ``Phases``. A single process needs no watch.
 
     Args:
-        ranks: that have met (``distributed.join_ranks``).
-        completed_step: the last completed step of this rank, None while that is not known.
+        ranks: joined (``distributed.join_ranks``).
+        completed_step: the last completed step of this rank, None while that is unknown.
 
     Raises:
         ConfigError: ranks cannot connect to rank 0.
@@ -57,18 +52,18 @@ class RankWatch:
 
     def __init__(self, ranks: RankLayout, completed_step: Callable[[], int | None] = lambda: None):
         self._ranks, self.completed_step = ranks, completed_step
-        self._own = Standing(ranks.rank, socket.gethostname(), os.getpid())
+        self._own = RankStatus(ranks.rank, socket.gethostname(), os.getpid())
         self._phases: list[str] = []
         self._hub: Hub | None = None
-        self._line: Line | None = None
-        self._first = Standing(0, "?", 0)
-        # Of the exception that is on its way: the phase it was raised in has ended when it arrives.
+        self._connection: Connection | None = None
+        self._rank0 = RankStatus(0, "?", 0)
+        # A propagating exception, and its phase, which has ended when ``fail`` is called.
         self._raised: BaseException | None = None
         self._raised_in = ""
         self._lock = threading.Lock()
         self._failure: Failure | None = None
         self._loss: Loss | None = None
-        self._is_lost = threading.Event()
+        self._has_loss = threading.Event()
         self._leaving = False
         if ranks.world_size == 1:
             return
@@ -80,7 +75,7 @@ class RankWatch:
         """A phase begins here."""
         self._phases.append(name)
         self._raised = None
-        self._tell()
+        self._send_status()
 
     def ended(self, name: str) -> None:
         """The phase that began last has ended."""
@@ -89,46 +84,46 @@ class RankWatch:
             self._raised, self._raised_in = error, self._own.phase
         self._phases.pop()
         self._own = replace(self._own, last_phase=name)
-        self._tell()
+        self._send_status()
 
     def fail(self, error: BaseException) -> None:
-        """Tell all ranks that this one ends with ``error``; returns where they are told, so that it may be raised.
+        """Notify all ranks that this one ends with ``error``, which the caller may raise afterwards.
 
-        From here on this process has ``CLOSE_SECONDS``.
+        This process then has ``CLOSE_SECONDS``.
 
         Raises:
-            RankLost: the error is no more than what the end of another rank does to this one; which one has been said.
+            RankLost: the error is the effect of another rank's end, which has been printed.
         """
         if self._ranks.world_size == 1 or self._failure is not None or isinstance(error, RankLost):
             return
         failure = Failure.of(error, is_about_other_ranks(error))
-        if failure.about_others or (self._hub is not None and self._hub.suspects):
-            self._is_lost.wait(DOUBT_SECONDS)
+        if failure.about_others or (self._hub is not None and self._hub.has_loss):
+            self._has_loss.wait(DOUBT_SECONDS)
         with self._lock:
             loss = self._loss
             if loss is not None and failure.about_others:
                 self._ending.within(GRACE_SECONDS, EXIT_RANK_LOST)
-                self._ending.say(loss.sentence)
+                self._ending.print_once(loss.sentence)
                 raise RankLost(loss.sentence) from error
             self._failure = failure
             self._ending.within(CLOSE_SECONDS, exit_code(error))
         if loss is None:
-            self._tell_failure(failure, error)
+            self._send_failure(failure, error)
         else:
-            self._say_unless_alike(loss, failure)
+            self._print_unless_alike(loss, failure)
 
-    def _tell_failure(self, failure: Failure, error: BaseException) -> None:
+    def _send_failure(self, failure: Failure, error: BaseException) -> None:
         if error is self._raised:
             self._own = replace(self._own, phase=self._raised_in)
         if self._hub is not None:
-            self._hub.failed(Loss(self._own, failure))
-        if self._line is not None:
-            self._line.say({"failed": {"at": self._own.place_said(), "with": asdict(failure)}}, LEAVE_SECONDS)
+            self._hub.fail(Loss(self._own, failure))
+        if self._connection is not None:
+            self._connection.send({"failed": {"at": self._own.position_json(), "with": asdict(failure)}}, LEAVE_SECONDS)
 
-    def _say_unless_alike(self, loss: Loss, failure: Failure) -> None:
-        """What is wrong alike on all ranks is said by each of them itself."""
+    def _print_unless_alike(self, loss: Loss, failure: Failure) -> None:
+        """An error that all ranks have is printed by each of them itself."""
         if loss.failure is None or not loss.failure.is_like(failure):
-            self._ending.say(loss.sentence)
+            self._ending.print_once(loss.sentence)
 
     def __enter__(self) -> Self:
         return self
@@ -142,11 +137,11 @@ class RankWatch:
         self._leaving = True
         if self._hub is not None:
             self._hub.leave()
-        if self._line is not None:
-            self._line.say({"leaving": True}, LEAVE_SECONDS)
-            self._line.hang_up()
-            self._hearing.join()
-            self._line.close()
+        if self._connection is not None:
+            self._connection.send({"leaving": True}, LEAVE_SECONDS)
+            self._connection.shut_down()
+            self._receiver.join()
+            self._connection.close()
 
     def _connect(self, name: str) -> None:
         ours = network()
@@ -156,15 +151,15 @@ class RankWatch:
             raise _silent(0) from error
         meeting = SharedNote(f"{name}/meeting")
         if self._ranks.is_first:
-            self._invite(name, ours, meeting)
+            self._accept_all(name, ours, meeting)
             return
-        # Longer than rank 0 waits for the others, so that it is rank 0 that says who is missing.
+        # Longer than rank 0 waits for the others, so that rank 0 names the missing ones.
         port, token, where = self._read(meeting, 0, 2 * CONNECT_SECONDS).split()
         self._ending = Ending(f"{name}/{token}")
-        self._reach("127.0.0.1" if where == "near" else os.environ["MASTER_ADDR"], int(port), token)
+        self._connect_to("127.0.0.1" if where == "near" else os.environ["MASTER_ADDR"], int(port), token)
 
-    def _invite(self, name: str, ours: str, meeting: SharedNote) -> None:
-        """Listen, and wait for all others."""
+    def _accept_all(self, name: str, ours: str, meeting: SharedNote) -> None:
+        """On rank 0: listen, and wait for all others."""
         end_seconds = time.monotonic() + CONNECT_SECONDS
         networks = {
             self._read(SharedNote(f"{name}/network/{rank}"), rank, max(1.0, end_seconds - time.monotonic()))
@@ -174,7 +169,7 @@ class RankWatch:
         server = listen(everywhere=not is_near, backlog=max(128, self._ranks.world_size))
         token = secrets.token_hex(16)
         self._ending = Ending(f"{name}/{token}")
-        self._hub = Hub(server, token, self._own, self._ranks.world_size, self._learn)
+        self._hub = Hub(server, token, self._own, self._ranks.world_size, self._on_loss)
         port = server.getsockname()[1]
         meeting.leave(f"{port} {token} {'near' if is_near else 'far'}")
         missing = self._hub.wait_for_all(CONNECT_SECONDS)
@@ -191,56 +186,58 @@ class RankWatch:
         except TimeoutError as error:
             raise _silent(writer) from error
 
-    def _reach(self, host: str, port: int, token: str) -> None:
+    def _connect_to(self, host: str, port: int, token: str) -> None:
         try:
-            self._line = Line(socket.create_connection((host, port), CONNECT_SECONDS))
+            self._connection = Connection(socket.create_connection((host, port), CONNECT_SECONDS))
             hello = {"token": token, "rank": self._own.rank, "host": self._own.host, "process": self._own.process}
-            self._line.say(hello, CONNECT_SECONDS)
-            welcome, *further = self._line.wait(CONNECT_SECONDS)
-            self._first = Standing(0, **welcome["welcome"])
+            self._connection.send(hello, CONNECT_SECONDS)
+            welcome, *further = self._connection.wait(CONNECT_SECONDS)
+            self._rank0 = RankStatus(0, **welcome["welcome"])
         except (OSError, EOFError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"rank {self._own.rank} (host {self._own.host}) cannot connect to rank 0 at {host}, TCP port {port} "
                 f"({error or 'no answer'}). Processes of a run connect to each other on ports that the system chooses, "
                 "at the address that MASTER_ADDR names. Let the hosts of this run do so."
             ) from error
-        self._hearing = threading.Thread(target=self._hear, args=(self._line, further), name="rank watch", daemon=True)
-        self._hearing.start()
+        self._receiver = threading.Thread(
+            target=self._receive, args=(self._connection, further), name="rank watch", daemon=True
+        )
+        self._receiver.start()
 
-    def _tell(self) -> None:
+    def _send_status(self) -> None:
         phase = "/".join(self._phases)
         self._own = replace(self._own, phase=phase, step=self.completed_step())
         if self._hub is not None:
-            self._hub.standing = self._own
-            self._hub.say({"at": self._own.place_said()})
-        if self._line is not None:
-            self._line.say({"at": self._own.place_said()})
+            self._hub.status = self._own
+            self._hub.broadcast({"at": self._own.position_json()})
+        if self._connection is not None:
+            self._connection.send({"at": self._own.position_json()})
 
-    def _hear(self, line: Line, messages: list[dict[str, Any]]) -> None:
-        """What rank 0 says, until it leaves or is lost."""
+    def _receive(self, connection: Connection, messages: list[dict[str, Any]]) -> None:
+        """Handle rank 0's messages until it leaves or is lost."""
         try:
             while True:
-                for message in messages or line.wait():
+                for message in messages or connection.wait():
                     if "at" in message:
-                        self._first = self._first.at(message["at"])
+                        self._rank0 = self._rank0.updated(message["at"])
                     if "leaving" in message:
                         return
                     if "lost" in message:
-                        return self._learn(Loss.heard(message["lost"]))
+                        return self._on_loss(Loss.from_json(message["lost"]))
                 messages = []
         except EOFError:
-            self._learn(Loss(self._first))
+            self._on_loss(Loss(self._rank0))
 
-    def _learn(self, loss: Loss) -> None:
+    def _on_loss(self, loss: Loss) -> None:
         with self._lock:
-            if loss.who.rank == self._ranks.rank or self._leaving:
+            if loss.status.rank == self._ranks.rank or self._leaving:
                 return
             self._loss = loss
             if self._failure is None:
                 self._ending.within(GRACE_SECONDS, EXIT_RANK_LOST, loss.sentence)
             else:
-                self._say_unless_alike(loss, self._failure)
-            self._is_lost.set()
+                self._print_unless_alike(loss, self._failure)
+            self._has_loss.set()
 
 
 def exit_code(error: BaseException) -> int:
@@ -264,3 +261,60 @@ def network() -> str:
         return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return socket.gethostname()
+
+
+class Ending:
+    """Ends this process at a set time, whatever its main thread is doing; ``name`` identifies the run."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._claim: Any = None
+        self._changed = threading.Condition()
+        self._line = ""
+        self._at_seconds, self._code = 0.0, 0
+        self._thread: threading.Thread | None = None
+
+    def within(self, seconds: float, code: int, line: str = "") -> None:
+        """End with this exit code in so many seconds, and print ``line`` then; replaces an earlier call."""
+        with self._changed:
+            self._at_seconds, self._code, self._line = time.monotonic() + seconds, code, line
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._wait, name="rank ending", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def print_once(self, line: str) -> None:
+        """Print the line, unless another process of this host has: it would only be repeated."""
+        if self._claim is None and (claim := _claim(self._name)) is not None:
+            self._claim = claim
+            # Not through sys.stderr, whose lock may be held by a thread that hangs.
+            os.write(2, f"vlm-pg: error: {line}\n".encode(errors="backslashreplace"))
+
+    def _wait(self) -> None:
+        with self._changed:
+            while (left_seconds := self._at_seconds - time.monotonic()) > 0:
+                self._changed.wait(left_seconds)
+            if self._line:
+                self.print_once(self._line)
+        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing.start()
+        flushing.join(FLUSH_SECONDS)
+        os._exit(self._code)
+
+
+def _claim(name: str) -> Any:
+    """Claim a name for this process until it ends; None if another process of the host holds it."""
+    if sys.platform != "linux":  # elsewhere such names are files, which remain: every process prints
+        return name
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0vlm_pg/{name}")
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from vlm_pg import cli
-from vlm_pg.cli_prepare import PACKAGE, find_pipelines
+from vlm_pg.commands import PIPELINES, find_pipelines
 
 
 @pytest.fixture
 def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A ``data_pipelines`` of two data sets and a module that is none."""
-    folder = tmp_path / PACKAGE
+    folder = tmp_path / PIPELINES
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "common.py").write_text('"""Shared code."""\n')
@@ -24,11 +24,11 @@ def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         '"""Pictures of flowers.\n\nMore.\n\nLicence: CC0,\nof all.\n"""\nfrom pathlib import Path\n'
         "def main(argv):\n    Path(argv[1]).write_text(' '.join(argv))\n    return 3\n"
     )
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == PIPELINES]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield folder
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == PIPELINES]:
         del sys.modules[name]
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from vlm_pg.config import RunConfig, dump_config, load_config
-from vlm_pg.config_errors import known_keys, nearest_keys
+from vlm_pg.config_files import known_keys, nearest_keys
 from vlm_pg.errors import ConfigError
 
 MINIMAL = "model: {path: some/model}\ntraining: {steps: 3}\n"

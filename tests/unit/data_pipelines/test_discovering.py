@@ -15,7 +15,7 @@ from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.discovering import annotation_files
 from data_pipelines.generic import dataset_of as dataset_of_map
 from vlm_pg.cli import main
-from vlm_pg.cli_prepare import find_pipelines
+from vlm_pg.commands import find_pipelines
 from vlm_pg.errors import ConfigError
 
 NAMES = sorted(set(find_pipelines()) - {"embedded", "generic"})

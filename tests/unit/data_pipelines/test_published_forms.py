@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.published.case import Published, check, dataset_of
-from vlm_pg.cli_prepare import find_pipelines
+from vlm_pg.commands import find_pipelines
 
 NAMES = sorted(set(find_pipelines()) - {"embedded"})
 TABLES: dict[str, dict[str, Published]] = {

@@ -18,9 +18,8 @@ from tests.support.judge_server import FakeServer
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.contracts import Answered, Judged
-from vlm_pg.eval.judging.asked import TooLong, enquiry_about
-from vlm_pg.eval.judging.command import judge_of
-from vlm_pg.eval.judging.forms import OutOfForm, enquiry, read_reply
+from vlm_pg.eval.judging.forms import OutOfForm, TooLong, enquiry, enquiry_about, read_reply
+from vlm_pg.eval.judging.judge import judge_of_arguments
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.score_command import Scoring, score
 
@@ -423,12 +422,12 @@ def test_urls_that_are_refused(settings: dict[str, Any], reason: str):
 
 
 def test_arguments_of_score(tmp_path: Path):
-    assert judge_of(None, None, None).url is None
-    assert judge_of("http://127.0.0.1:1/v1", "m", "KEY").api_key_variable == "KEY"
+    assert judge_of_arguments(None, None, None).url is None
+    assert judge_of_arguments("http://127.0.0.1:1/v1", "m", "KEY").api_key_variable == "KEY"
     with pytest.raises(ConfigError, match="Name it with --judge URL"):
-        judge_of(None, "m", None)
+        judge_of_arguments(None, "m", None)
     with pytest.raises(ConfigError, match="--judge: url is 'x'"):
-        judge_of("x", None, None)
+        judge_of_arguments("x", None, None)
     with pytest.raises(ConfigError, match="NO_SUCH_KEY, which is empty or not set"):
         scored(tmp_path, "http://127.0.0.1:1/v1", api_key_variable="NO_SUCH_KEY")
     assert not (tmp_path / "scored-texts").exists(), "refused before anything is scored"

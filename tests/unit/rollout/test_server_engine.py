@@ -21,7 +21,7 @@ import torch
 from tests.support.groups import tiny_policy
 from tests.unit.rollout.test_server_misbehaviours import recorded_or_raised
 from vlm_pg.distributed import ALONE
-from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.errors import ConfigError, SampleError, ServerError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.trace import Timeline
@@ -31,7 +31,6 @@ from vlm_pg.rollout.sampling import rollout_key
 from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.dialects import Kind
 from vlm_pg.rollout.server.engine import ServerEngine
-from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.threads import CoreWatch
@@ -432,11 +431,11 @@ def test_a_request_that_cannot_be_sent_is_not_repeated(
     engine = make_engine(server, retries=9, wait_seconds=1000.0)
     tries: list[str] = []
 
-    async def post(self: Any, address: str, **options: Any) -> None:
-        tries.append(address)
+    async def send(self: Any, request: httpx2.Request, **options: Any) -> None:
+        tries.append(str(request.url))
         raise error
 
-    monkeypatch.setattr(httpx2.AsyncClient, "post", post)
+    monkeypatch.setattr(httpx2.AsyncClient, "send", send)
     with pytest.raises(ServerError, match="cannot be sent") as caught:
         engine.generate(questions()[0][:1], 1)
     assert len(tries) == 1 and "Bearer" not in str(caught.value) and caught.value.__cause__ is None
@@ -473,7 +472,7 @@ def test_bodies_are_made_when_their_turn_comes(server: FakeServer, monkeypatch: 
         return messages(prompt, kind)
 
     recorded.fields = messages.fields  # type: ignore[attr-defined]
-    monkeypatch.setattr(engine._respondent, "messages", recorded)
+    monkeypatch.setattr(engine._generator, "messages", recorded)
     engine.generate(prompts, 1)
     assert made == [(0, False), (1, False)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import time
 import tracemalloc
@@ -17,12 +18,11 @@ from tests.support.misbehaviours import bomb
 from tests.support.odd_server import OddServer, Reply
 from tests.support.reports import reported
 from tests.unit.rollout import test_server_misbehaviours as table
-from vlm_pg.http.bodies import BoundedBody, UnreadableAnswer
-from vlm_pg.http.outcomes import retry_after
+from vlm_pg.errors import ServerError
+from vlm_pg.http.client import BoundedBody, UnreadableResponse, retry_after_seconds
 from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.engine import ASKED_AGAIN, ServerEngine
-from vlm_pg.rollout.server.errors import ServerError
-from vlm_pg.rollout.server.faults import MOST_IN_A_ROW, UNUSABLE
+from vlm_pg.rollout.server.generator import MOST_IN_A_ROW, UNUSABLE
 
 
 @pytest.fixture(autouse=True)
@@ -54,25 +54,15 @@ async def read(data: bytes, encodings: str, limit: int) -> int:
     )
 
 
-def test_a_bomb_is_never_unpacked_as_a_whole() -> None:
-    import asyncio
-
-    packed = gzip.compress(bomb())
+def test_a_bomb_is_never_decompressed_as_a_whole() -> None:
+    packed = bomb()
     tracemalloc.start()
-    with pytest.raises(UnreadableAnswer, match=r"more than 1 MiB \(rollout\.server\.max_answer_mb\)"):
-        asyncio.run(read(packed, "gzip, gzip", 2**20))
+    with pytest.raises(UnreadableResponse, match=r"more than 1 MiB \(rollout\.server\.max_answer_mb\)"):
+        asyncio.run(read(packed, "gzip", 2**20))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * 2**20
     assert asyncio.run(read(gzip.compress(b"x" * 10**6), "gzip", 2**20)) == 10**6
-
-
-@pytest.mark.parametrize("packings", ["gzip, gzip, gzip", ", ".join(["gzip"] * 1000)], ids=["three", "a thousand"])
-def test_a_body_packed_more_than_twice_is_not_read(packings: str) -> None:
-    import asyncio
-
-    with pytest.raises(UnreadableAnswer, match=r"packed (3|1000) times; at most 2 are read"):
-        asyncio.run(read(gzip.compress(b"x"), packings, 2**20))
 
 
 @pytest.mark.parametrize("charset", ["rot13", "zlib", "undefined"])
@@ -139,10 +129,13 @@ def test_a_short_pause_is_not_told_of(servers: list[OddServer], monkeypatch: pyt
 
 
 def test_what_retry_after_says() -> None:
-    assert retry_after("12") == 12.0 and retry_after(" 3 ") == 3.0
-    assert 50 < retry_after(formatdate(time.time() + 60, usegmt=True)) < 61
+    def seconds(value: str) -> float:
+        return retry_after_seconds(httpx2.Response(429, headers={"Retry-After": value}))
+
+    assert seconds("12") == 12.0 and seconds(" 3 ") == 3.0
+    assert 50 < seconds(formatdate(time.time() + 60, usegmt=True)) < 61
     for odd in ("", "soon", "-5", "1e9", "nan", "Wed, 21 Oct 2015 07:28:00 GMT"):
-        assert retry_after(odd) == 0.0
+        assert seconds(odd) == 0.0
 
 
 def test_a_question_without_a_fit_answer_is_left_out_and_recorded(servers: list[OddServer]) -> None:

@@ -14,12 +14,11 @@ import torch
 from PIL import Image
 
 from tests.support.groups import tiny_policy
-from vlm_pg.errors import SampleError
+from vlm_pg.errors import SampleError, ServerError
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder, Wording, user_content
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server.dialects import Kind
-from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo, frames_of
 from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, Sample
 

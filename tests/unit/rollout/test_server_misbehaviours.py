@@ -17,12 +17,12 @@ from tests.support.groups import tiny_policy
 from tests.support.misbehaviours import Misbehaviour, all_misbehaviours, model_pages
 from tests.support.odd_server import Misbehave, OddServer
 from tests.support.reports import reported
+from vlm_pg.errors import ServerError
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.engine import ASKED_AGAIN, ServerEngine
-from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt, Rollout, Sample
@@ -164,7 +164,7 @@ def test_what_is_trained_on_was_sampled(servers: list[OddServer], count: int, ex
     """A tenth of all answers is wrong in some way of the table; what never fits is recorded."""
     engine = begin(servers, exact, retries=4)
     server, rng = servers[0], random.Random(3)
-    slow = (*ENDLESS, "a gzip bomb", "a bomb of bombs", "a long body")
+    slow = (*ENDLESS, "a gzip bomb", "a long body")
     wrong = [item.change for item in TABLE if item.ends == "again" and item.exact == exact and item.name not in slow]
     misbehaved = 0
 

@@ -12,11 +12,11 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_tokenizer
+from vlm_pg.errors import AnswerError, ServerError
 from vlm_pg.rollout.scoring import PolicyScorer, passes
 from vlm_pg.rollout.server.answers import AnswerReader, turn_token_ids
-from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, maybe_ignored, media_fields, request_fields
-from vlm_pg.rollout.server.errors import AnswerError, ServerError
-from vlm_pg.rollout.server.served import served_folder
+from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, media_fields, processors, request_fields
+from vlm_pg.rollout.server.generator import served_folder
 from vlm_pg.rollout.settings import RolloutSettings, ServerSettings
 from vlm_pg.rollout.stopping import StopStrings
 
@@ -86,9 +86,7 @@ def test_an_unknown_server_gets_extras_only_where_they_matter() -> None:
         "min_tokens": 2,
     }
     changed = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "min_new_tokens")
-    names = [f"rollout.{name}" for name in changed]
-    assert maybe_ignored("openai", settings) == names
-    assert maybe_ignored("vllm", settings) == maybe_ignored("openai", RolloutSettings()) == []
+    assert processors(settings) == list(changed) and processors(RolloutSettings()) == []
 
 
 @pytest.mark.parametrize("setting", [{"stop_strings": ("x",)}, {"stop_token_ids": (7,)}])

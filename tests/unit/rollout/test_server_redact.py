@@ -11,11 +11,10 @@ import pytest
 
 from tests.support.odd_server import OddServer, Reply
 from tests.unit.rollout import test_server_misbehaviours as table
+from vlm_pg.errors import ServerError
 from vlm_pg.http.keys import without_key
 from vlm_pg.rollout.server.dialects import ServerInfo
-from vlm_pg.rollout.server.errors import ServerError
-from vlm_pg.rollout.server.faults import UNUSABLE
-from vlm_pg.rollout.server.respondent import ask_what_it_is
+from vlm_pg.rollout.server.generator import UNUSABLE, query_server
 
 KEY = "p\"a's\\s/w&or<d 1"
 
@@ -151,7 +150,7 @@ def test_a_model_named_by_the_key_is_asked_for_and_not_shown(
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     engine = table.begin(servers, True)
     servers[0].models = {"data": [{"id": f"m-{KEY}", "owned_by": "vllm"}]}
-    info = ask_what_it_is(engine.settings, lambda: False, print)
+    info = query_server(engine.settings, lambda: False, print)
     assert info.models == (f"m-{KEY}",) and info.shown(info.check_model(None)) == "m-[key]"
     assert "or<d" not in repr(ServerInfo(info.kind, key=info.key))
     with pytest.raises(ServerError, match=r"It lists: m-\[key\]\. Set"):

@@ -13,10 +13,9 @@ import torch
 from tests.support.odd_server import OddServer, Reply
 from tests.support.reports import reported
 from tests.unit.rollout import test_server_misbehaviours as table
-from vlm_pg.rollout.server.divergence import Divergence, divergence
+from vlm_pg.errors import ServerError
 from vlm_pg.rollout.server.engine import DIVERGENCE, ServerEngine
-from vlm_pg.rollout.server.errors import ServerError
-from vlm_pg.rollout.server.weights import WeightsCheck
+from vlm_pg.rollout.server.weights import Divergence, WeightsCheck, divergence
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import ResponseGroup
 

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from typing import NoReturn
 
-from vlm_pg.watch.ending import Ending
+from vlm_pg.watch.watch import Ending
 
 
 def ends(body: Callable[[], None]) -> tuple[int, str]:
@@ -55,12 +55,12 @@ def test_one_process_of_a_host_says_it() -> None:
 
     def say() -> None:
         ending = Ending(name)
-        ending.say("twice")
-        ending.say("twice")
+        ending.print_once("twice")
+        ending.print_once("twice")
         Ending("another").within(0.05, 1)
 
     mine = Ending(name)
-    mine.say("once")
+    mine.print_once("once")
     assert ends(say) == (1, "")
     del mine
     assert ends(say) == (1, "vlm-pg: error: twice\n")  # whoever had it has ended

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from vlm_pg.watch import hub as module
-from vlm_pg.watch.hub import Hub
-from vlm_pg.watch.lines import Line, listen
-from vlm_pg.watch.standing import Failure, Loss, Standing, worst
+from vlm_pg.watch.hub import Connection, Failure, Hub, Loss, RankStatus, listen, root_cause
 
 TOKEN, RANKS = "secret", 4
 
@@ -26,23 +24,23 @@ class Meeting:
         self.is_lost = threading.Event()
         server = listen(everywhere=False)
         self.address = server.getsockname()
-        self.hub = Hub(server, TOKEN, Standing(0, "first", 10), RANKS, self._learn)
+        self.hub = Hub(server, TOKEN, RankStatus(0, "first", 10), RANKS, self._learn)
 
     def _learn(self, loss: Loss) -> None:
         self.lost.append(loss)
         self.is_lost.set()
 
-    def call(self, **hello: Any) -> Line:
-        line = Line(socket.create_connection(self.address))
-        line.say(hello)
+    def call(self, **hello: Any) -> Connection:
+        line = Connection(socket.create_connection(self.address))
+        line.send(hello)
         return line
 
-    def rank(self, number: int) -> Line:
+    def rank(self, number: int) -> Connection:
         line = self.call(token=TOKEN, rank=number, host=f"host-{number}", process=10 + number)
         assert line.wait(30) == [{"welcome": {"host": "first", "process": 10}}]
         return line
 
-    def all(self) -> list[Line]:
+    def all(self) -> list[Connection]:
         lines = [self.rank(number) for number in range(1, RANKS)]
         assert self.hub.wait_for_all(30) == []
         return lines
@@ -56,7 +54,7 @@ def meeting() -> Iterator[Meeting]:
     assert not meeting.hub._thread.is_alive()
 
 
-def is_turned_away(line: Line) -> bool:
+def is_turned_away(line: Connection) -> bool:
     try:
         line.wait(30)
     except EOFError:
@@ -69,7 +67,7 @@ def test_strangers_are_turned_away_and_those_who_do_not_come_are_named(
 ) -> None:
     monkeypatch.setattr(module, "HELLO_SECONDS", 0.2)
     one = meeting.rank(1)
-    silent = Line(socket.create_connection(meeting.address))
+    silent = Connection(socket.create_connection(meeting.address))
     right = {"token": TOKEN, "rank": 2, "host": "h", "process": 1}
     for hello in (
         right | {"token": "guess"},
@@ -83,39 +81,39 @@ def test_strangers_are_turned_away_and_those_who_do_not_come_are_named(
         assert is_turned_away(meeting.call(**hello)), hello
     assert is_turned_away(silent)
     assert meeting.hub.wait_for_all(0.01) == [2, 3] and not meeting.lost
-    one.say({"leaving": True})
+    one.send({"leaving": True})
     one.close()
 
 
 def test_no_crowd_of_strangers_is_kept(meeting: Meeting) -> None:
-    crowd = [Line(socket.create_connection(meeting.address)) for _ in range(RANKS + module.MAX_STRANGERS)]
-    assert is_turned_away(Line(socket.create_connection(meeting.address)))
+    crowd = [Connection(socket.create_connection(meeting.address)) for _ in range(RANKS + module.MAX_STRANGERS)]
+    assert is_turned_away(Connection(socket.create_connection(meeting.address)))
     for line in crowd:
         line.close()
     for line in meeting.all():  # as soon as there is room
-        line.say({"leaving": True})
+        line.send({"leaving": True})
         line.close()
 
 
 def test_who_goes_without_a_word_is_named_where_it_was_and_all_are_told(meeting: Meeting) -> None:
     one, two, three = meeting.all()
-    two.say({"at": {"phase": "rollout", "last_phase": "vision", "step": 7}})
+    two.send({"at": {"phase": "rollout", "last_phase": "vision", "step": 7}})
     two.close()
     assert meeting.is_lost.wait(30)
-    loss = Loss(Standing(2, "host-2", 12, "rollout", "vision", 7))
+    loss = Loss(RankStatus(2, "host-2", 12, "rollout", "vision", 7))
     assert meeting.lost == [loss]
     for line in (one, three):
-        assert [Loss.heard(message["lost"]) for message in line.wait(30)] == [loss]
+        assert [Loss.from_json(message["lost"]) for message in line.wait(30)] == [loss]
         line.close()
 
 
 def test_who_leaves_is_not_missed(meeting: Meeting) -> None:
     lines = meeting.all()
     for line in lines[1:]:
-        line.say({"leaving": True})
+        line.send({"leaving": True})
         line.close()
-    lines[0].say({"at": {"step": 3}})
-    lines[0].say({"leaving": True})
+    lines[0].send({"at": {"step": 3}})
+    lines[0].send({"leaving": True})
     lines[0].close()
     meeting.hub.leave()
     assert not meeting.lost
@@ -126,18 +124,18 @@ def test_the_failure_behind_others_is_told(meeting: Meeting) -> None:
     one, _, three = meeting.all()
     place = {"phase": "train", "last_phase": "rewards", "step": 1}
     own = Failure("ValueError", "no")
-    three.say({"failed": {"at": place, "with": asdict(Failure("RuntimeError", "gloo", about_others=True))}})
-    one.say({"failed": {"at": place, "with": asdict(own)}})
+    three.send({"failed": {"at": place, "with": asdict(Failure("RuntimeError", "gloo", about_others=True))}})
+    one.send({"failed": {"at": place, "with": asdict(own)}})
     assert meeting.is_lost.wait(30)
-    assert meeting.lost == [Loss(Standing(1, "host-1", 11, "train", "rewards", 1), own)]
+    assert meeting.lost == [Loss(RankStatus(1, "host-1", 11, "train", "rewards", 1), own)]
 
 
 def test_rank_0s_own_failure_is_told_at_once(meeting: Meeting) -> None:
     lines = meeting.all()
-    loss = Loss(Standing(0, "first", 10, "setup"), Failure("ConfigError", "wrong"))
-    meeting.hub.failed(loss)
+    loss = Loss(RankStatus(0, "first", 10, "setup"), Failure("ConfigError", "wrong"))
+    meeting.hub.fail(loss)
     for line in lines:
-        assert [Loss.heard(message["lost"]) for message in line.wait(30)] == [loss]
+        assert [Loss.from_json(message["lost"]) for message in line.wait(30)] == [loss]
     lines[0].close()  # a consequence
     assert meeting.lost == [loss]
 
@@ -145,36 +143,37 @@ def test_rank_0s_own_failure_is_told_at_once(meeting: Meeting) -> None:
 @pytest.mark.parametrize("message", [{"at": 3}, {"failed": {}}, {"failed": {"at": {}, "with": {"a": 1}}}, []])
 def test_a_rank_that_speaks_another_language_is_lost(meeting: Meeting, message: Any) -> None:
     lines = meeting.all()  # held, or they would end
-    lines[0].say(message)
-    assert meeting.is_lost.wait(30) and meeting.lost[0].who.rank == 1
+    lines[0].send(message)
+    assert meeting.is_lost.wait(30) and meeting.lost[0].status.rank == 1
 
 
-def test_the_first_that_is_no_consequence_is_the_worst() -> None:
-    def standing(rank: int) -> Standing:
-        return Standing(rank, "h", rank)
+def test_the_first_that_is_no_consequence_is_the_root_cause() -> None:
+    def standing(rank: int) -> RankStatus:
+        return RankStatus(rank, "h", rank)
 
     echo = Loss(standing(1), Failure("RuntimeError", "gloo", about_others=True))
     gone, gone_too = Loss(standing(2)), Loss(standing(3))
     failed = Loss(standing(4), Failure("ValueError", "no"))
-    assert worst([echo, gone, failed]) == gone and worst([echo, failed, gone]) == failed and worst([echo]) == echo
-    assert worst([echo, gone_too, gone]) == Loss(standing(3), None, (2,))
+    assert root_cause([echo, gone, failed]) == gone and root_cause([echo, failed, gone]) == failed
+    assert root_cause([echo]) == echo
+    assert root_cause([echo, gone_too, gone]) == Loss(standing(3), None, (2,))
 
 
 def test_the_sentence_says_who_where_why_and_what_to_do() -> None:
-    standing = Standing(3, "node-07", 4711)
+    standing = RankStatus(3, "node-07", 4711)
     assert Loss(standing).sentence == (
         "rank 3 (host node-07, process 4711) has gone before its first phase: it was killed, or its host or the "
         "connection to it is lost. Every rank ends; go on with run.resume=auto."
     )
-    there = standing.at({"phase": "rollout", "last_phase": "vision", "step": 120})
+    there = standing.updated({"phase": "rollout", "last_phase": "vision", "step": 120})
     assert 'has gone in phase "rollout", after step 120, with it rank(s) 4, 5: it' in Loss(there, None, (4, 5)).sentence
     error = Failure.of(MemoryError("CUDA out of memory.\nmore"), about_others=False)
     assert 'failed in phase "rollout", after step 120: MemoryError: CUDA out of memory.' in Loss(there, error).sentence
-    between = there.at({"phase": "", "step": 0})
+    between = there.updated({"phase": "", "step": 0})
     assert 'after phase "vision", before the first step was completed' in Loss(between).sentence
-    assert Loss.heard(Loss(there, error, (1,)).said()) == Loss(there, error, (1,))
+    assert Loss.from_json(Loss(there, error, (1,)).to_json()) == Loss(there, error, (1,))
 
 
 def test_a_failure_that_ends_in_a_full_stop_gets_no_second_one() -> None:
-    loss = Loss(Standing(1, "node-1", 7), Failure("CheckpointError", "no room. Make some."))
+    loss = Loss(RankStatus(1, "node-1", 7), Failure("CheckpointError", "no room. Make some."))
     assert ": CheckpointError: no room. Make some. Every rank ends; once" in loss.sentence

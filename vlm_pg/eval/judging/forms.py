@@ -1,8 +1,8 @@
-"""What a judge may be asked about one output: the words, and the only answers that are taken.
+"""Questions to a judge about one output: when one is asked, its wording, and how the reply is parsed and scored.
 
-A form that picks an option or copies out an answer never shows the gold answer: the rules compare. Only ``equal`` does.
-What is shown stands between marks that hold a code, and the answer has to begin with that code. The code is made of
-what is shown, so no text that is shown can hold its own.
+A form that picks an option or copies out an answer never shows the gold answer, which the rules compare; only ``equal``
+does. Quoted text stands between marks with a code, and the verdict must begin with that code. The code is a hash of the
+quoted text, so that the text cannot contain its own.
 
 ``equal`` asks what the judges of MMVU's and TempCompass's evaluations are asked, and ``caption`` what TempCompass asks
 about captions (llyx97/TempCompass, eval_captioning.py), in words of our own.
@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vlm_pg.errors import printable
+from vlm_pg.eval.contracts import Answered, Judged, Output
+from vlm_pg.eval.reading import WholeReader
+from vlm_pg.eval.reading.thinking import said_in
+from vlm_pg.types import AnswerKind, Sample, right_letters
 
 Form = Literal["option", "options", "yes_no", "answer", "equal", "caption"]
 
@@ -68,7 +72,7 @@ _TASKS: Mapping[Form, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Enquiry:
-    """One message to a judge, and how its reply is read. ``letters``: of the options, where some are to be chosen."""
+    """One message to a judge. ``letters``: of the options to choose from."""
 
     form: Form
     message: str
@@ -82,7 +86,7 @@ class Enquiry:
 
 
 class OutOfForm(ValueError):
-    """What a judge wrote is not what it was asked for."""
+    """A reply that does not follow its form."""
 
 
 def enquiry(form: Form, parts: Mapping[str, str], letters: str = "") -> Enquiry:
@@ -100,16 +104,15 @@ def enquiry(form: Form, parts: Mapping[str, str], letters: str = "") -> Enquiry:
 
 
 def prompts_digest() -> str:
-    """Of the words of all forms, so that decisions under other words are told apart."""
+    """Digest of the wording of all forms, which distinguishes decisions under another wording."""
     return hashlib.sha256(repr((sorted(_TASKS.items()), _END)).encode()).hexdigest()
 
 
 def read_reply(asked: Enquiry, reply: str) -> str | None:
-    """What a reply decides: "C", "A, C", "yes", "12.5 m", "right", "wrong"; None where it says that nothing is given.
+    """The verdict: "C", "A, C", "yes", "12.5 m", "right", "wrong"; None where the output gives no answer.
 
     Raises:
-        OutOfForm: its last line is not the one asked for, another line begins like it, or it holds something else than
-            may be said there. Several letters where one is asked for are that, too.
+        OutOfForm: the last line is no verdict, another line has the code, or the verdict is none of those allowed.
     """
     thought = _THINKING.match(reply)
     lines = [line.strip() for line in reply[thought.end() if thought else 0 :].strip().splitlines()]
@@ -172,3 +175,121 @@ def _end_of(reply: str) -> str:
 
 def _quoted(value: str) -> str:
     return repr(printable(value[:_SHOWN_CHARACTERS]))
+
+
+# Texts that can mean the gold answer in words that no rule knows; the judge is also asked where rules call them wrong.
+FREE_TEXTS: tuple[AnswerKind, ...] = ("exact", "free_form")
+_FORMS: Mapping[AnswerKind, Form] = {
+    "multiple_choice": "option",
+    "multiple_select": "options",
+    "yes_no": "yes_no",
+    "exact": "equal",
+    "free_form": "equal",
+}
+_OPTION_LINE = re.compile(r"^([A-Z])[.)] ", re.MULTILINE)
+_KEPT_CHARACTERS = 1000
+
+
+class TooLong(ValueError):
+    """An output beyond ``eval.judge.max_output_characters``."""
+
+
+def enquiry_about(question: Answered, output: Output, most_characters: int) -> Enquiry | None:
+    """The question to a judge about an output; None where the rules suffice.
+
+    Asked about are outputs without an answer by the rules that are neither empty nor cut off by the length limit, free
+    texts (``FREE_TEXTS``) without full marks, and all captions of TempCompass, which only a judge can score; not where
+    the gold answer has no value, or the set's rule excludes the output.
+
+    Raises:
+        TooLong: the output has more than ``most_characters``.
+    """
+    is_cut = output.finish_reason == "length"
+    said = said_in(output.text, is_cut)
+    text = "" if said is None else said.text.replace("\x00", "").replace("\x01", "").strip()
+    if not text:
+        return None
+    caption = _caption_letters(question)
+    if not caption and not _is_open(question, output, is_cut):
+        return None
+    if len(text) > most_characters:
+        raise TooLong(f"the output has {len(text):,} characters, more than eval.judge.max_output_characters")
+    if caption:
+        parts = {"question": str(question.details["mc_question"]), "caption": text}
+        return enquiry("caption", parts, caption)
+    form = _FORMS.get(question.kind, "answer")
+    parts = {"question": question.question}
+    if question.options:
+        parts["options"] = "\n".join(question.options)
+    if form == "equal":
+        parts["reference"] = question.gold
+    letters = "".join(option[:1] for option in question.options)
+    return enquiry(form, parts | {"output": text}, letters)
+
+
+def decision(question: Answered, output: Output, asked: Enquiry, reply: str, whole: WholeReader) -> Judged:
+    """The judgement of an output by a judge's reply; rules score the answer that it found.
+
+    Args:
+        whole: scores answers that are no options.
+    """
+    rules, kept = output.reading.score, reply[-_KEPT_CHARACTERS:]
+    try:
+        found = read_reply(asked, reply)
+    except OutOfForm as error:
+        return Judged(asked.form, False, None, rules, str(error), kept)
+    if asked.form == "equal":
+        right = found == "right"
+        return Judged(asked.form, True, question.gold if right else output.reading.answer, float(right), "", kept)
+    if asked.form == "caption":
+        return Judged(asked.form, True, found, float(found == str(question.details["mc_answer"]).strip()[:1]), "", kept)
+    if found is None:
+        return Judged(asked.form, True, None, rules, "", kept)
+    if asked.form in ("option", "options"):
+        is_right = set(found.split(", ")) == right_letters(question.gold)
+        return Judged(asked.form, True, found, float(is_right), "", kept)
+    reading = whole.read(_sample(question), found, False)
+    if reading.answer is None or reading.score is None:
+        note = f"rules cannot read the judge's answer {found[:80]!r}"
+        return Judged(asked.form, False, None, rules, note, kept)
+    return Judged(asked.form, True, reading.answer, reading.score, "", kept)
+
+
+def gold_of(question: Answered) -> str:
+    """Kind and text of the gold answer that decisions are scored by: gold_of(...) == "numerical: 12"."""
+    if _caption_letters(question):
+        return f"caption: {question.details['mc_answer']}"
+    return f"{question.kind}: {question.gold}"
+
+
+def _is_open(question: Answered, output: Output, is_cut: bool) -> bool:
+    """Whether the rules leave the output undecided."""
+    reading = output.reading
+    if is_cut or not reading.counts or reading.score is None:
+        return False
+    if question.kind in FREE_TEXTS:
+        return reading.answer is None or reading.score < 1.0
+    if question.kind in ("multiple_choice", "multiple_select") and not question.options:
+        return False
+    return reading.answer is None
+
+
+def _caption_letters(question: Answered) -> str:
+    """Option letters of the question that a caption of TempCompass is judged by; "" for other questions."""
+    if question.kind != "free_form" or not question.details.get("mc_answer"):
+        return ""
+    return "".join(_OPTION_LINE.findall(str(question.details.get("mc_question", ""))))
+
+
+def _sample(question: Answered) -> Sample:
+    return Sample(
+        question.sample_id,
+        question.question,
+        (),
+        question.options,
+        question.gold,
+        question.kind,
+        source="",
+        category=question.category,
+        details=question.details,
+    )

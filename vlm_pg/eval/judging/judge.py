@@ -1,59 +1,142 @@
-"""Asking a judge about the outputs of finished sets, in the folder where their answers lie.
+"""A judge for the outputs of finished sets: questions, decisions on disk, and figures beside those of the rules.
 
-What the rules say stays as it is: the figures with the judge are added to the results, each decision to its output's
-row, and all of a set to ``judged_<set>.jsonl``.
+Figures by the rules stay unchanged: figures with the judge are added to the results, each decision to its output's row,
+and all decisions of a set to ``judged_<set>.jsonl``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from vlm_pg.errors import ConfigError, printable
-from vlm_pg.eval.answer_files import AnswerFiles, Row, answers_path
-from vlm_pg.eval.contracts import Answered, Judged, Output
-from vlm_pg.eval.judging.asked import TooLong, decision, enquiry_about, gold_of
-from vlm_pg.eval.judging.decisions import AskedOf, DecisionFile, Place
-from vlm_pg.eval.judging.figures import judged_row
-from vlm_pg.eval.judging.forms import Enquiry, prompts_digest
+from vlm_pg.eval.aggregation import aggregate
+from vlm_pg.eval.answer_files import AnswerFiles, Row, answers_path, file_name
+from vlm_pg.eval.contracts import Answered, Judged, Output, Reading
+from vlm_pg.eval.judging.forms import Enquiry, TooLong, decision, enquiry_about, gold_of, prompts_digest
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.reading import WholeReader
-from vlm_pg.http.chat import ChatServer, NoReply
-from vlm_pg.http.keys import read_key
+from vlm_pg.files import json_line, parse_json_line, write_bytes_atomic
+from vlm_pg.http.chat import ChatServer, NoReply, judge_key
 from vlm_pg.observe.console import Console
 from vlm_pg.rewards.settings import RewardSettings
 
+_MOST_REASONS = 10
+
 
 def judge_record(settings: EvalJudgeSettings) -> dict[str, Any] | None:
-    """What a result says of its judge; None without one."""
+    """The judge in a result's record; None without one."""
     if settings.url is None:
         return None
     return {"url": settings.url, "model": settings.model, "prompts": prompts_digest()}
 
 
 def check_judge(settings: EvalJudgeSettings) -> str | None:
-    """The judge's key; before hours of answering, whether a judge could be asked at all.
+    """The judge's key; fails before hours of answering.
 
     Raises:
-        ConfigError: there is a judge, and its key variable is not set, or httpx2 is not installed.
+        ConfigError: a judge is configured, and its key variable is not set, or openai is not installed.
     """
     if settings.url is None:
         return None
-    if find_spec("httpx2") is None:
-        raise ConfigError(
-            "eval.judge needs httpx2, which is not installed. Install vlm-pg[server], or set eval.judge.url=null."
-        )
-    return read_key("eval.judge", settings.api_key_variable)
+    return judge_key("eval.judge", settings.api_key_variable, "set eval.judge.url=null")
+
+
+def judge_of_arguments(url: str | None, model: str | None, key_variable: str | None) -> EvalJudgeSettings:
+    """The judge's settings from the arguments of ``vlm-pg score``; without a URL there is no judge.
+
+    Raises:
+        ConfigError: an invalid argument, or one without the URL.
+    """
+    if url is None and (model is not None or key_variable is not None):
+        raise ConfigError("--judge-model and --judge-key-variable are about a judge. Name it with --judge URL.")
+    given = {"url": url, "model": model, "api_key_variable": key_variable}
+    try:
+        return EvalJudgeSettings(**{key: value for key, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"--judge: {first['loc'][0]} {first['msg'].removeprefix('Value error, ')}") from None
+
+
+@dataclass(frozen=True)
+class Place:
+    """One output: its question, and its index among the question's outputs."""
+
+    sample_id: str
+    output: int
+
+
+@dataclass(frozen=True)
+class AskedOf:
+    """Judge, question and gold answer of a decision, which holds for equal ones only.
+
+    ``message``: digest of the message. ``gold``: kind and text of the gold answer, which most messages do not show.
+    """
+
+    url: str
+    model: str | None
+    message: str
+    gold: str
+
+
+class DecisionFile:
+    """The decisions about one set's outputs, appended as replies come, so that a killed evaluation repeats none.
+
+    judged_NAME.part.jsonl while the set NAME is judged, then judged_NAME.jsonl in the order of its records.
+
+    Args:
+        folder: of the evaluation.
+        name: of the set.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        self.path = folder / f"judged_{file_name(name)}.jsonl"
+        self._part = self.path.with_suffix(".part.jsonl")
+
+    def kept(self) -> dict[tuple[Place, AskedOf], Judged]:
+        """Decisions of an earlier attempt; a truncated line is skipped."""
+        found: dict[tuple[Place, AskedOf], Judged] = {}
+        for path in (self.path, self._part):
+            for line in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
+                row = parse_json_line(line)
+                try:
+                    place = Place(row["sample_id"], row["output"])  # type: ignore[index]
+                    judged = Judged(**row["judged"])  # type: ignore[index]
+                    asked = AskedOf(**row["asked"])  # type: ignore[index]
+                except (KeyError, TypeError):
+                    continue
+                if judged.decided:
+                    found[place, asked] = judged
+        return found
+
+    def append(self, place: Place, output: Output, asked: AskedOf, judged: Judged) -> None:
+        """Write one decision."""
+        with self._part.open("ab") as file:
+            # A truncated line before becomes a line of its own.
+            file.write(b"\n" * bool(file.tell()) + _line(place, output, asked, judged))
+
+    def complete(self, rows: Sequence[tuple[Place, Output, AskedOf, Judged]]) -> None:
+        """Write all rows of the set atomically."""
+        write_bytes_atomic(self.path, b"".join(_line(*row) for row in rows))
+        self._part.unlink(missing_ok=True)
+
+
+def _line(place: Place, output: Output, asked: AskedOf, judged: Judged) -> bytes:
+    rules: Mapping[str, Any] = {"answer": output.reading.answer, "score": output.reading.score}
+    row = {**asdict(place), "rules": rules, "judged": asdict(judged), "asked": asdict(asked), "text": output.text}
+    return json_line(row)
 
 
 @dataclass(frozen=True)
 class _Open:
-    """An output that there is something to ask about. ``asked``: how; None where it is too long (``why``)."""
+    """An undecided output. ``asked``: the question; None where the output is too long (``why``)."""
 
     place: Place
     question: Answered
@@ -63,11 +146,11 @@ class _Open:
 
 
 class Judge(AbstractContextManager["Judge"]):
-    """Asks about one set after the other; a context manager, to be closed when no more come.
+    """Judges one set after the other; a context manager.
 
     Args:
         settings: with a URL.
-        reward: how rules score answers that the judge has found.
+        reward: settings of the rules that score answers the judge has found.
 
     Raises:
         ConfigError: as ``check_judge``.
@@ -91,7 +174,7 @@ class Judge(AbstractContextManager["Judge"]):
         self._whole.close()
 
     def judge_set(self, folder: Path, name: str, aggregation: str) -> dict[str, Any]:
-        """Judge the outputs of a set whose answers are in ``folder``, and add the decisions to them.
+        """Judge the outputs of a set whose answers are in ``folder``, and add the decisions to their rows.
 
         Returns:
             The figures with the judge (``judged_row``).
@@ -103,7 +186,7 @@ class Judge(AbstractContextManager["Judge"]):
         unreachable = self._server.find_model() if any(one.asked for one in found) else None
         made, unreached = self._decided(name, found, file, unreachable)
         _write(folder, name, rows, made)
-        # A judge that is away does not say its name, so that what it decided before could not be told to be its own.
+        # Without a reply the judge's model is unknown, so earlier decisions might be another judge's.
         if unreachable is None or not file.kept():
             file.complete([(one.place, one.output, self._asked_of(one), made[one.place]) for one in found])
         judged = [Answered.from_row(row) for row in rows]
@@ -126,7 +209,7 @@ class Judge(AbstractContextManager["Judge"]):
     def _decided(
         self, name: str, found: list[_Open], file: DecisionFile, unreachable: NoReply | None
     ) -> tuple[dict[Place, Judged], int]:
-        """What has come of each, those kept from before among them, and of how many the server at fault gave none."""
+        """The decision about each output, earlier ones included, and for how many the server failed."""
         kept = file.kept()
         made = {one.place: kept[key] for one in found if (key := (one.place, self._asked_of(one))) in kept}
         if made:
@@ -196,7 +279,7 @@ def _undecided(one: _Open, why: str) -> Judged:
 
 
 def _write(folder: Path, name: str, rows: list[Row], made: dict[Place, Judged]) -> None:
-    """Put the decisions into the rows, and write them."""
+    """Write the rows with the decisions."""
     for row in rows:
         for number, output in enumerate(row["outputs"]):
             output.pop("judged", None)
@@ -204,3 +287,53 @@ def _write(folder: Path, name: str, rows: list[Row], made: dict[Place, Judged]) 
             if judged is not None:
                 output["judged"] = asdict(judged)
     AnswerFiles(folder, rank=0).complete(name, rows)
+
+
+def with_judge(question: Answered) -> Answered:
+    """The question with the judge's decisions as the readings of its outputs."""
+    outputs = [
+        replace(one, reading=Reading(one.judged.answer, one.judged.score, f"judge ({one.judged.form})"))
+        if one.judged is not None and one.judged.decided
+        else one
+        for one in question.outputs
+    ]
+    return replace(question, outputs=tuple(outputs))
+
+
+def judged_row(aggregation: str, answered: Sequence[Answered], model: str | None, unreached: int) -> dict[str, Any]:
+    """The part "judged" of a set's figures.
+
+    ``accuracy``, ``standard_error`` and ``n`` by the set's own aggregation; no value where the server failed for some
+    output (``n_unreached``), since another attempt would give another figure. Of outputs: ``n_asked`` = ``n_decided`` +
+    ``n_undecided``; of those decided, ``n_raised`` score more than by the rules, ``n_lowered`` less, ``n_valued`` have
+    a value that rules do not give, ``n_unchanged`` score the same; ``n_none`` have no answer for the judge either.
+    ``undecided``: reasons by frequency.
+
+    Args:
+        unreached: undecided outputs for which the server failed.
+    """
+    asked = [(one, one.judged) for question in answered for one in question.outputs if one.judged is not None]
+    decided = [(one, judged) for one, judged in asked if judged.decided]
+    changes = Counter(_change(one, judged) for one, judged in decided)
+    reasons = Counter(judged.note for _, judged in asked if not judged.decided)
+    figures = aggregate(aggregation, [with_judge(question) for question in answered]).to_row()
+    if unreached:
+        figures |= {"accuracy": None, "standard_error": None}
+    return {
+        **{key: figures[key] for key in ("accuracy", "standard_error", "n")},
+        "model": model,
+        "n_asked": len(asked),
+        "n_decided": len(decided),
+        "n_undecided": len(asked) - len(decided),
+        "n_unreached": unreached,
+        **{f"n_{change}": changes[change] for change in ("raised", "lowered", "valued", "unchanged")},
+        "n_none": sum(judged.answer is None for _, judged in decided),
+        "undecided": dict(reasons.most_common(_MOST_REASONS)),
+    }
+
+
+def _change(output: Output, judged: Judged) -> str:
+    before, now = output.reading.score, judged.score
+    if before is None or now is None:
+        return "unchanged" if before == now else "valued"
+    return "raised" if now > before else "lowered" if now < before else "unchanged"

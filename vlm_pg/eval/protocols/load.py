@@ -15,8 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vlm_pg.config_errors import describe
-from vlm_pg.config_files import read_tree
+from vlm_pg.config_files import describe, read_tree
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.protocols.protocol import Protocol
 

@@ -1,20 +1,134 @@
-"""From a server's choice to the token ids the trainer learns from: those that were sampled, or none."""
+"""From a choice of a chat completion to the token ids that are trained on: those that were sampled, or none.
+
+Only fields that are read are declared; others may stand beside them. Types are strict: ``true`` is no token id, ``"7"``
+no number. A mismatch is an AnswerError that names the field.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from vlm_pg.rollout.server.errors import AnswerError
-from vlm_pg.rollout.server.schema import Choice, TokenLogprob, read_part, shown
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from vlm_pg.errors import AnswerError
 from vlm_pg.rollout.stopping import StopStrings
 from vlm_pg.types import FinishReason
 
-# What servers call text they have cut out of a response.
+# Fields into which servers move text that they cut out of a response.
 PARSED_FIELDS = ("reasoning_content", "reasoning", "tool_calls", "function_call", "refusal")
-# What bytes that are no UTF-8 become, in different numbers by different decoders.
+# Decoders replace invalid UTF-8 by different numbers of it.
 REPLACEMENT = "\ufffd"
+# Lower values, such as SGLang's minus infinity, mean "unknown".
+LEAST_LOGPROB = -1e9
+SHOWN_CHARACTERS = 120
+
+
+def _check_unicode(text: str) -> str:
+    """JSON can escape half of a surrogate pair, which no tokenizer and no file in UTF-8 takes."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("a lone surrogate is no Unicode text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_check_unicode)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=0)]
+P = TypeVar("P", bound="_Part")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Message(_Part):
+    """``content`` is required, if only as an empty string: ``null`` means no text, not an empty one."""
+
+    content: Text
+    role: Literal["assistant"] | None = None
+
+
+class TokenLogprob(_Part):
+    """Log-probability of one sampled token (0 up to rounding is the largest), and its text; None: unknown.
+
+    Nothing is trained on them, so an answer without them is as good.
+    """
+
+    logprob: Annotated[float, Field(le=1e-3, ge=LEAST_LOGPROB, allow_inf_nan=False)] | None
+    token: str | None = ""
+
+    @field_validator("logprob", mode="before")
+    @classmethod
+    def _unknown(cls, value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        return None if value != value or value < LEAST_LOGPROB else value
+
+
+class Logprobs(_Part):
+    content: list[TokenLogprob] | None = None
+
+
+class Choice(_Part):
+    """One response. ``text`` and ``delta`` belong to other kinds of completions, whose ``message`` means nothing.
+
+    Some servers fill an unused ``text`` with an empty string.
+    """
+
+    message: Message
+    finish_reason: str | None = None
+    index: Count | None = None
+    token_ids: list[TokenId] | None = None
+    logprobs: Logprobs | None = None
+    text: Literal[""] | None = None
+    delta: None = None
+
+
+class Usage(_Part):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+class Completion(_Part):
+    """A whole completion; choices are parsed one by one, since a valid one may stand beside an invalid one."""
+
+    choices: Annotated[list[Any], Field(min_length=1)]
+    usage: Usage = Usage()
+    prompt_token_ids: list[TokenId] | None = None
+
+    @field_validator("usage", mode="before")
+    @classmethod
+    def _no_usage(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+class ModelEntry(_Part):
+    """One model of ``/models``."""
+
+    id: Text
+    owned_by: str | None = None
+
+
+def parse_part(kind: type[P], value: Any, name: str) -> P:
+    """``value`` as a part of a completion, which messages call ``name``.
+
+    Raises:
+        AnswerError: it does not match.
+    """
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(map(str, first["loc"])) or "the whole"
+        found = "" if first["type"] == "missing" else f" (it has {_shown(first['input'])})"
+        raise AnswerError(f"{name} does not fit: {field}: {first['msg']}{found}.") from None
+
+
+def _shown(value: Any) -> str:
+    """The beginning of a value, on one line."""
+    text = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | list) else value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " ..."
 
 
 def turn_token_ids(tokenizer: Any, stop_token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -27,9 +141,8 @@ def turn_token_ids(tokenizer: Any, stop_token_ids: Sequence[int]) -> tuple[int, 
 class Answer:
     """Token ids of one response, the stop token included.
 
-    ``exact``: they are the server's own ids, not those of its text. ``num_read``: how many there were before the
-    response was cut to its longest allowed length. ``logprobs``: what the server says it sampled the first of them
-    with, nats; None where it does not say.
+    ``exact``: the server's own ids, not those of its text. ``num_read``: their number before the response was cut to
+    its longest allowed length. ``logprobs``: the server's log-probabilities of the first of them, nats; None: unknown.
     """
 
     token_ids: tuple[int, ...]
@@ -42,17 +155,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class AnswerReader:
-    """Reads choices of chat completions.
+    """Parses choices of chat completions.
 
     Args:
         tokenizer: of the policy.
-        stop_token_ids: what ends a response; the first is appended where a server's text stopped and does not show it.
-        stop_strings: what else ends one; the text of a response goes up to the first of them.
-        max_new_tokens: longest response. The tokens of a text can be more than those that were sampled, and are cut.
-        media_token_ids: may not be in a response.
-        turn_token_ids: begin another turn of the conversation, and may not be in a response either.
-        vocab_size: ids end below; None: not checked.
-        min_new_tokens: stop strings that were complete before so many tokens do not end a response.
+        stop_token_ids: end a response; the first is appended where a server's text stopped without it.
+        stop_strings: end one as well; a response's text goes up to the first of them.
+        max_new_tokens: longest response. A text may have more tokens than were sampled, which are cut off.
+        media_token_ids, turn_token_ids: not allowed in a response; the latter begin another turn.
+        vocab_size: upper bound of ids; None: not checked.
+        min_new_tokens: stop strings complete before so many tokens do not end a response.
         stop_texts: the strings of ``stop_strings``.
     """
 
@@ -70,26 +182,36 @@ class AnswerReader:
         """One choice as tokens and text.
 
         Raises:
-            AnswerError: a response that was parsed, is empty, holds media tokens, ended for another reason than "stop"
-                or "length", contradicts itself, or goes on behind its end.
+            AnswerError: a response that was parsed, is empty, contains media tokens, ended for another reason than
+                "stop" or "length", contradicts itself, or goes on after its end.
         """
         try:
             return self._read(choice)
         except AnswerError as error:
             raise AnswerError(f"Sample {sample_id!r}: {error}") from None
 
-    def _read(self, choice: Any) -> Answer:
-        _check_whole(choice)
-        said = read_part(Choice, choice, "a choice")
-        if said.finish_reason not in ("stop", "length"):
+    def _read(self, raw: Any) -> Answer:
+        message = raw.get("message") if isinstance(raw, Mapping) else None
+        parsed = [name for name in PARSED_FIELDS if isinstance(message, Mapping) and message.get(name)]
+        if parsed:
             raise AnswerError(
-                f"the server ended a response with finish_reason {shown(said.finish_reason)}; 'stop' and 'length' are "
-                "known. Start it without tool calling and content filters."
+                f"the server cut {' and '.join(parsed)} out of a response, so what the model said is not known. Start "
+                "it without a reasoning parser and without tool calling."
             )
-        exact = said.token_ids is not None
-        ids = self._given(said) if said.token_ids is not None else self._tokens(said.message.content)
+        choice = parse_part(Choice, raw, "a choice")
+        if choice.finish_reason not in ("stop", "length"):
+            raise AnswerError(
+                f"the server ended a response with finish_reason {_shown(choice.finish_reason)}; 'stop' and 'length' "
+                "are known. Start it without tool calling and content filters."
+            )
+        exact = choice.token_ids is not None
+        ids: list[int]
+        if choice.token_ids is not None:
+            ids = self._checked_ids(choice)
+        else:
+            ids = self.tokenizer(choice.message.content, add_special_tokens=False)["input_ids"]
         words, stopped = self._words(ids)
-        if said.finish_reason == "stop" and not stopped:
+        if choice.finish_reason == "stop" and not stopped:
             if exact:
                 raise AnswerError(
                     "a response ended with finish_reason 'stop', but its token_ids end in none of the stop tokens "
@@ -97,39 +219,39 @@ class AnswerReader:
                 )
             ids.append(self.stop_token_ids[0])
         if not ids:
-            raise AnswerError(f"the server gave a response without tokens ({said.finish_reason!r}).")
+            raise AnswerError(f"the server gave a response without tokens ({choice.finish_reason!r}).")
         self._check_ids(ids, exact)
-        logprobs = self._aligned(said, ids)
+        logprobs = self._aligned(choice, ids)
         if len(ids) <= self.max_new_tokens:
-            ended = stopped or said.finish_reason == "stop"
+            ended = stopped or choice.finish_reason == "stop"
             return Answer(tuple(ids), "stop" if ended else "length", words, exact, len(ids), logprobs)
         kept = ids[: self.max_new_tokens]
         words, stopped = self._words(kept)
         logprobs = None if logprobs is None else logprobs[: self.max_new_tokens]
         return Answer(tuple(kept), "stop" if stopped else "length", words, exact, len(ids), logprobs)
 
-    def _given(self, said: Choice) -> list[int]:
-        """The server's own ids, if they can be what its text says."""
-        ids = list(said.token_ids or ())
-        content = said.message.content
+    def _checked_ids(self, choice: Choice) -> list[int]:
+        """The server's own ids, which must decode to its text."""
+        ids = list(choice.token_ids or ())
+        content = choice.message.content
         if not ids and content:
-            raise AnswerError(f"token_ids is empty beside the text {shown(content)}.")
+            raise AnswerError(f"token_ids is empty beside the text {_shown(content)}.")
         beyond = [token for token in ids if self.vocab_size is not None and token >= self.vocab_size]
         if beyond:
             raise AnswerError(f"token_ids has {beyond[0]}, beyond the model's vocabulary of {self.vocab_size}.")
         decoded: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         same = self._plain(decoded) == self._plain(content)
-        if not same and not (said.finish_reason == "stop" and self._cut_at_stop(ids, content)):
+        if not same and not (choice.finish_reason == "stop" and self._cut_at_stop(ids, content)):
             raise AnswerError(
-                f"token_ids read {shown(decoded)}, the text beside them is {shown(content)}: one of them is of another "
-                "response."
+                f"token_ids read {_shown(decoded)}, the text beside them is {_shown(content)}: one of them is of "
+                "another response."
             )
         return ids
 
     def _cut_at_stop(self, ids: Sequence[int], content: str) -> bool:
-        """Whether the text ends before or right behind a stop string that the last token completed.
+        """Whether the text ends before or right after a stop string that the last token completed.
 
-        Servers cut the text there, within a token if need be, and keep the whole token.
+        Servers cut the text there, even within a token, and keep the whole token.
         """
         decoded: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         held: str = self.tokenizer.decode(list(ids[:-1]), skip_special_tokens=False)
@@ -143,17 +265,13 @@ class AnswerReader:
         return False
 
     def _plain(self, text: str) -> str:
-        """Without special tokens, outer space and bytes that are no text: servers show or leave them out."""
+        """Without special tokens, outer whitespace and invalid bytes, which servers show or omit."""
         for token in self.tokenizer.all_special_tokens:
             text = text.replace(token, "")
         return text.replace(REPLACEMENT, "").strip()
 
-    def _tokens(self, content: str) -> list[int]:
-        ids: list[int] = self.tokenizer(content, add_special_tokens=False)["input_ids"]
-        return ids
-
     def _words(self, ids: list[int]) -> tuple[str, bool]:
-        """What the response says, without what ended it, and whether a stop token or string is there."""
+        """The response's text up to its stop token or string, and whether there is one."""
         shown_stop = bool(ids) and ids[-1] in self.stop_token_ids
         words: str = self.tokenizer.decode(ids[:-1] if shown_stop else ids, skip_special_tokens=False)
         before = words if self.stop_strings is None else self.stop_strings.before_first(words)
@@ -180,35 +298,25 @@ class AnswerReader:
         if exact and len(self.stop_strings.before_first(words)) < len(words):
             raise AnswerError("a response goes on behind a stop string. Use a server that stops there.")
 
-    def _aligned(self, said: Choice, ids: Sequence[int]) -> tuple[float, ...] | None:
-        """Log-probabilities of the first ids; None where it is not sure whose they are.
+    def _aligned(self, choice: Choice, ids: Sequence[int]) -> tuple[float, ...] | None:
+        """Log-probabilities of the first ids; None if they may belong to others.
 
-        Ids of broken characters read alike, so that their number may be all that tells a part from the whole.
+        Ids of broken characters decode alike, so only their number may distinguish a part from the whole.
         """
-        entries: list[TokenLogprob] = (said.logprobs.content if said.logprobs is not None else None) or []
+        entries: list[TokenLogprob] = (choice.logprobs.content if choice.logprobs is not None else None) or []
         if not entries:
             return None
         # Some servers have none for the stop token.
         if not len(ids) - 1 <= len(entries) <= len(ids):
-            if said.token_ids is None:
+            if choice.token_ids is None:
                 return None
             raise AnswerError(
                 f"token_ids has {len(ids)} tokens, the log-probabilities beside them are of {len(entries)}: ids are "
                 "missing or of another response."
             )
-        if said.token_ids is None:
+        if choice.token_ids is None:
             written = [self.tokenizer.decode([token], skip_special_tokens=False) for token in ids[: len(entries)]]
             if written != [entry.token for entry in entries]:
                 return None
         known = [entry.logprob for entry in entries if entry.logprob is not None and entry.token is not None]
         return tuple(known) if len(known) == len(entries) else None
-
-
-def _check_whole(choice: Any) -> None:
-    message = choice.get("message") if isinstance(choice, Mapping) else None
-    parsed = [name for name in PARSED_FIELDS if isinstance(message, Mapping) and message.get(name)]
-    if parsed:
-        raise AnswerError(
-            f"the server cut {' and '.join(parsed)} out of a response, so what the model said is not known. Start it "
-            "without a reasoning parser and without tool calling."
-        )

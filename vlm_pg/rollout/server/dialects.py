@@ -1,28 +1,27 @@
-"""Which server it is, and what it is asked: the same settings in the words of each kind of server."""
+"""Kinds of servers: how to recognize one, what it cannot do, and the sampling settings as its request fields."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vlm_pg.errors import AnswerError, ServerError
+from vlm_pg.http.client import json_of
 from vlm_pg.http.keys import without_key
-from vlm_pg.http.outcomes import text_of
 from vlm_pg.models.settings import PositionRule
+from vlm_pg.rollout.server.answers import ModelEntry, parse_part
 from vlm_pg.rollout.server.client import ServerClient
-from vlm_pg.rollout.server.errors import AnswerError, ServerError
-from vlm_pg.rollout.server.schema import ModelEntry, read_part
 from vlm_pg.rollout.settings import RolloutSettings
 
 Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
-# Of the video files that vLLM is sent. Versions that ignore a file's rate assume this one.
+# Rate of the video files sent to vLLM. Versions that ignore a file's rate assume this one.
 VLLM_FRAMES_PER_SECOND = 2
-# How each kind of server counts rotary positions; of others nobody knows.
+# Rule of rotary positions of each kind; other kinds' is unknown.
 POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
-# What else changes samples in transformers, without a setting of ours.
+# Neutral values of what else changes samples in transformers, without a setting here.
 NEUTRAL_IN_TRANSFORMERS: dict[str, Any] = {
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
@@ -38,9 +37,9 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server said about itself. ``models`` is empty for one that loads whatever a request names.
+    """What a server is. ``models`` is empty for one that loads whatever a request names.
 
-    ``key``: what it was sent; a name of a model may repeat it.
+    ``key``: the key it was sent, which a model's name may repeat.
     """
 
     kind: Kind
@@ -48,12 +47,12 @@ class ServerInfo:
     key: str | None = field(default=None, repr=False)
 
     def shown(self, name: str) -> str:
-        """The name of a model as it may be printed and recorded."""
+        """A model's name with the key masked."""
         return without_key(name, self.key)
 
     @property
     def takes_n(self) -> bool:
-        """Whether to ask for all rollouts of a group at once.
+        """Whether one request may sample all rollouts of a group.
 
         SGLang draws the choices of one seeded request from equal seeds; ``transformers serve`` ignores ``n``.
         """
@@ -65,7 +64,7 @@ class ServerInfo:
         return self.kind == "transformers"
 
     def check_model(self, name: str | None) -> str:
-        """The model to ask for: ``name``, or the first one listed.
+        """The model that requests name: ``name``, or the first one listed.
 
         Raises:
             ServerError: the server does not list it.
@@ -82,14 +81,16 @@ class ServerInfo:
 
 
 async def recognize(client: ServerClient) -> ServerInfo:
-    """Ask the server what it is.
+    """Query the kind of server and its models.
 
     Raises:
         ServerError: it is no OpenAI-compatible server, or lists no model.
     """
     # transformers serve lists the models of its download cache, which says nothing about what it can load.
-    schema = await client.get(f"{client.url.removesuffix('/v1')}/openapi.json")
-    if schema.status_code == 200 and _has_paths(text_of(schema), "/load_model", "/v1/chat/completions"):
+    response = await client.get(f"{client.url.removesuffix('/v1')}/openapi.json")
+    schema = json_of(response) if response.status_code == 200 else None
+    paths = schema.get("paths") if isinstance(schema, dict) else None
+    if isinstance(paths, dict) and {"/load_model", "/v1/chat/completions"} <= paths.keys():
         return ServerInfo("transformers")
     response = await client.get(f"{client.url}/models")
     if response.status_code != 200:
@@ -99,7 +100,10 @@ async def recognize(client: ServerClient) -> ServerInfo:
             "asks for a key in the environment variable that rollout.server.api_key_variable names."
         )
     listed = client.json_object(response).get("data")
-    entries = _entries(listed if isinstance(listed, list) else [])
+    entries = []
+    for entry in listed if isinstance(listed, list) else []:
+        with suppress(AnswerError):
+            entries.append(parse_part(ModelEntry, entry, "a model"))
     if not entries:
         raise ServerError(
             f"{client.url}/models lists no model. rollout.server.url must be the base URL of an OpenAI-compatible "
@@ -135,13 +139,9 @@ def check_settings(kind: Kind, settings: RolloutSettings) -> None:
         )
 
 
-def maybe_ignored(kind: Kind, settings: RolloutSettings) -> list[str]:
-    """Settings that are not neutral and that this kind of server need not know."""
-    return [f"rollout.{name}" for name, _, _ in _extras(settings)] if kind == "openai" else []
-
-
 def processors(settings: RolloutSettings) -> list[str]:
-    """Settings that change logits and are not neutral: servers may report log-probabilities before or behind them."""
+    """Settings beyond OpenAI's that are not neutral: a server of unknown kind may ignore them, others may report
+    log-probabilities before or after they are applied."""
     return [name for name, _, _ in _extras(settings)]
 
 
@@ -151,8 +151,8 @@ def request_fields(
     """The sampling settings as fields of a chat completion request.
 
     Every setting is sent to servers that know it, neutral or not: they fill gaps from the model's
-    ``generation_config.json``, and those of Qwen-VL checkpoints are far from neutral. ``ruled_out_ids`` may not
-    be sampled.
+    ``generation_config.json``, and those of Qwen-VL checkpoints are far from neutral. ``ruled_out_ids`` get a bias
+    that prevents them.
     """
     if kind == "transformers":
         return {"generation_config": json.dumps(_generation_config(settings, stop_token_ids, ruled_out_ids))}
@@ -163,7 +163,7 @@ def request_fields(
         "logit_bias": {str(token): -100 for token in ruled_out_ids},
     }
     if kind == "openai":
-        # It is asked for extras, in vLLM's words, only where they matter: it may refuse them.
+        # Extras, by vLLM's names, only where they matter: it may refuse them.
         return fields | {field: value for _, field, value in _extras(settings)}
     if settings.stop_strings:
         fields["stop"] = list(settings.stop_strings)
@@ -175,7 +175,7 @@ def request_fields(
         "min_tokens": settings.min_new_tokens,
         "stop_token_ids": list(stop_token_ids),
         "skip_special_tokens": False,
-        # Of the sampled tokens: they tell other weights from the trainer's.
+        # They distinguish other weights from the trainer's.
         "logprobs": True,
     }
     if kind == "sglang":
@@ -188,7 +188,7 @@ def request_fields(
 
 
 def media_fields(kind: Kind, has_media: bool) -> dict[str, Any]:
-    """Media arrive at their final size: keep the server from resizing them where a request can.
+    """Media are sent at their final size: prevent resizing where a request can.
 
     vLLM refuses requests with ``media_io_kwargs`` or ``mm_processor_kwargs`` unless it is started with
     ``--trust-request-mm-kwargs``.
@@ -215,9 +215,9 @@ def _generation_config(
 ) -> dict[str, Any]:
     """transformers' own names.
 
-    ``generate`` fills what is absent or None from the model's ``generation_config.json``, then from its own defaults
-    (top_k is 50 there), so every field that changes what is sampled has its neutral value. Some have none; the folder
-    that is served lacks that file (``served_folder``).
+    ``generate`` fills absent or None fields from the model's ``generation_config.json``, then from its own defaults
+    (top_k is 50 there), so every field that changes sampling has its neutral value. Some have none; the served folder
+    lacks that file (``served_folder``).
     """
     fields: dict[str, Any] = NEUTRAL_IN_TRANSFORMERS | {
         "do_sample": settings.temperature > 0,
@@ -236,21 +236,3 @@ def _generation_config(
             "min_p": settings.min_p,
         }
     return fields
-
-
-def _entries(listed: Sequence[Any]) -> list[ModelEntry]:
-    """Those that name a model."""
-    entries = []
-    for entry in listed:
-        with suppress(AnswerError):
-            entries.append(read_part(ModelEntry, entry, "a model"))
-    return entries
-
-
-def _has_paths(schema: str, *paths: str) -> bool:
-    try:
-        known = json.loads(schema)
-    except (ValueError, RecursionError):
-        return False
-    known = known.get("paths") if isinstance(known, dict) else None
-    return isinstance(known, dict) and all(path in known for path in paths)

@@ -1,7 +1,7 @@
-"""A prompt as chat messages with its media inline: what the trainer scores, in a form a server can read.
+"""A prompt as chat messages with inline media: exactly what the trainer scores.
 
-The media are taken from the prompt's own pixels. Patches are put back in place and the normalization is undone, which
-gives exactly the frames that the processor was handed: nothing is decoded or resized a second time.
+Media come from the prompt's own pixels: patches are put back in place and the normalization is undone, which gives the
+frames that the processor received. Nothing is decoded or resized a second time.
 
 Shape letters: F frames.
 """
@@ -17,21 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from vlm_pg.errors import SampleError
+from vlm_pg.errors import SampleError, ServerError
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.prompts.builder import user_content
 from vlm_pg.prompts.chat import render_chat
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind
-from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.types import Prompt, PromptWords, Sample
 
-# How far from a whole number a pixel may be after float32 normalization was undone.
+# Largest distance of a pixel from a whole number after float32 normalization was undone.
 LARGEST_ROUNDING = 0.05
-# Servers that go on from a message of the assistant's: fields of their own requests, in both with this name.
+# Kinds that continue an assistant's message (continue_final_message).
 CONTINUING: tuple[Kind, ...] = ("vllm", "sglang")
-NAMES = "vLLM and SGLang"
 # For prompts with a video that the server read at another length.
 ALL_FRAMES = (
     "vLLM keeps at most 768 frames of a video, and versions without a video loader of the model's own 32, unless they "
@@ -41,24 +39,24 @@ _SECONDS = re.compile(r"<([0-9.]+) seconds>")
 
 
 class ChatMessages:
-    """Chat messages of prompts, in the words that each was built with.
+    """Chat messages of prompts.
 
     Args:
-        policy: whose processor and chat template the prompts were built with.
-        samples: by sample id, all that may be asked.
-        answer_prefix: what all answers are made to begin with.
+        policy: its processor and chat template made the prompts.
+        samples: all that may be sent, by sample id.
+        answer_prefix: the beginning of every answer.
     """
 
     def __init__(self, policy: Policy | WeightlessPolicy, samples: Mapping[str, Sample], answer_prefix: str = ""):
         self._policy, self._samples, self._answer_prefix = policy, samples, answer_prefix
 
     def check_kind(self, kind: Kind) -> None:
-        """Raise ServerError for videos, and beginnings of answers, that this kind of server cannot be given."""
+        """Raise ServerError for videos and answer prefixes that this kind of server does not support."""
         if self._answer_prefix and kind not in CONTINUING:
             raise ServerError(
-                f"Answers are to begin with {self._answer_prefix!r}, and this server is of kind {kind}: {NAMES} alone "
-                "are known to go on from a message that is begun (continue_final_message). Use one of these, a "
-                "protocol without answer_prefix, or rollout.engine=in_process."
+                f"Answers are to begin with {self._answer_prefix!r}, and this server is of kind {kind}: vLLM and "
+                "SGLang alone are known to go on from a message that is begun (continue_final_message). Use one of "
+                "these, a protocol without answer_prefix, or rollout.engine=in_process."
             )
         videos = [name for name, sample in self._samples.items() if any(ref.kind == "video" for ref in sample.media)]
         if videos and kind != "vllm":
@@ -95,7 +93,7 @@ class ChatMessages:
         return [*asked, {"role": "assistant", "content": words.answer_prefix}]
 
     def _checked_words(self, prompt: Prompt) -> PromptWords:
-        """The prompt's words, if the chat template makes of them, as it will at the server, what is scored here."""
+        """The prompt's words, from which the chat template must render the text that is scored here."""
         words = prompt.words
         if words is None or words.answer_prefix != self._answer_prefix:
             came = "does not say its words" if words is None else f"begins its answer with {words.answer_prefix!r}"
@@ -105,7 +103,7 @@ class ChatMessages:
             )
         media: list[dict[str, Any]] = [{"type": kind} for kind in prompt.media_kinds]
         conversation = self._conversation(media, words)
-        rendered = render_chat(self._policy.processor, conversation, **_how_it_ends(words.answer_prefix))
+        rendered = render_chat(self._policy.processor, conversation, **_ending_arguments(words.answer_prefix))
         if rendered != prompt.text:
             raise ValueError(
                 f"The prompt of sample {prompt.sample_id!r} reads {prompt.text!r}, its words give {rendered!r}. "
@@ -116,8 +114,8 @@ class ChatMessages:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Further fields of a request with these messages: whether the last one is to be gone on with."""
-        return _how_it_ends(self._answer_prefix) if self._answer_prefix else {}
+        """Further fields of a request with these messages: whether to continue the last one."""
+        return _ending_arguments(self._answer_prefix) if self._answer_prefix else {}
 
     def served_positions(self, prompt: Prompt, rule: PositionRule) -> torch.Tensor:
         """int64 [3, P]: the prompt's positions at the server's frame rate, by the rule it counts by."""
@@ -127,7 +125,7 @@ class ChatMessages:
         return self._policy.positions(prompt.input_ids, prompt.mm_token_type_ids, *media, rule=rule)
 
     def check_video(self, prompt: Prompt) -> None:
-        """Raise SampleError for a video that a server would read at other times than this process."""
+        """Raise SampleError for a video that a server would read with other timestamps than this process."""
         if "video" in prompt.media_kinds:
             self._check_video_positions(prompt)
             self._check_video_words(prompt)
@@ -162,8 +160,8 @@ class ChatMessages:
             )
 
 
-def _how_it_ends(answer_prefix: str) -> dict[str, bool]:
-    """What a chat template is told, here and at the server: a new answer, or one that is begun, follows."""
+def _ending_arguments(answer_prefix: str) -> dict[str, bool]:
+    """Arguments of the chat template, here and at the server: start an answer, or continue one."""
     if answer_prefix:
         return {"add_generation_prompt": False, "continue_final_message": True}
     return {"add_generation_prompt": True}

@@ -1,75 +1,132 @@
-"""Whether a server samples from the trainer's weights: judged by what it says it sampled with."""
+"""Whether a server samples from the trainer's weights, judged by the log-probabilities it reports.
+
+Servers differ in whether those are of the logits themselves or divided by the temperature. Where the two differ, the
+nearer reading counts: other weights are far from both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from vlm_pg.errors import ServerError
 from vlm_pg.rollout.server.dialects import Kind, processors
-from vlm_pg.rollout.server.divergence import ENOUGH_TOKENS, HEALTHY_KL, Divergence, divergence
-from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.rollout.settings import RolloutSettings
 
-# A few odd tokens of one step may carry its mean beyond any bound.
+# Clamp of d in exp(d): else one token of two models that disagree would decide everything.
+LOG_RATIO_CLAMP = 20.0
+# Rounding stays below, in bf16 too; see ``HEALTHY`` of training.
+HEALTHY_KL = 0.01
+# vLLM writes no number below; it means "unknown".
+UNKNOWN_LOGPROB = -9999.0
+# A mean over fewer tokens is too noisy.
+ENOUGH_TOKENS = 64
+# One step's mean may exceed any bound through a few odd tokens.
 CALLS_TO_STOP = 2
-# These are asked for log-probabilities.
-TELLING: tuple[Kind, ...] = ("vllm", "sglang")
+# Kinds whose requests ask for log-probabilities.
+REPORTING: tuple[Kind, ...] = ("vllm", "sglang")
 
 ServerLogprobs = Sequence[tuple[float, ...] | None]
-Scored = Sequence[torch.Tensor]
+TrainerLogprobs = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Sums over sampled tokens of d = trainer - server, nats: ``kl`` of exp(d) - 1 - d (the k3 estimate of
+    KL(server || trainer), joschu.net/blog/kl-approx), and the ``largest`` |d|."""
+
+    tokens: int = 0
+    kl: float = 0.0
+    largest: float = 0.0
+
+    def __add__(self, other: Divergence) -> Divergence:
+        return Divergence(self.tokens + other.tokens, self.kl + other.kl, max(self.largest, other.largest))
+
+    @property
+    def mean(self) -> float:
+        """KL per token; 0 where nothing was compared."""
+        return self.kl / self.tokens if self.tokens else 0.0
+
+
+def divergence(server_logprobs: ServerLogprobs, trainer_logprobs: TrainerLogprobs) -> Divergence:
+    """Of the responses whose log-probabilities the server reports; tokens at ``UNKNOWN_LOGPROB`` are left out.
+
+    Args:
+        server_logprobs: of the first tokens of each response; None: unknown.
+        trainer_logprobs: fp32 [R] of each response.
+    """
+    pairs = [(them, us[: len(them)]) for them, us in zip(server_logprobs, trainer_logprobs, strict=True) if them]
+    if not pairs:
+        return Divergence()
+    server = torch.cat([torch.tensor(values, dtype=torch.float64) for values, _ in pairs])
+    known = server > UNKNOWN_LOGPROB
+    if not known.any():
+        return Divergence()
+    difference = (torch.cat([values.double() for _, values in pairs]) - server)[known]
+    clamped = difference.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+    return Divergence(len(difference), float((torch.expm1(clamped) - clamped).sum()), float(difference.abs().max()))
 
 
 class WeightsCheck:
-    """Compares every call's log-probabilities, warns of other weights, and stops where they are another model's.
+    """Compares the log-probabilities of calls; warns of other weights, and stops at another model's.
 
     Args:
         url: of the server.
-        tell_once: shows a line of a topic, the first time.
+        log_once: prints the first line of a topic.
     """
 
-    def __init__(self, url: str, kind: Kind, settings: RolloutSettings, tell_once: Callable[[str, str], None]):
-        self._url, self._kind, self._settings, self._tell_once = url, kind, settings, tell_once
+    def __init__(self, url: str, kind: Kind, settings: RolloutSettings, log_once: Callable[[str, str], None]):
+        self._url, self._kind, self._settings, self._log_once = url, kind, settings, log_once
         self._sum = Divergence()
-        self._compared = False
+        self._has_compared = False
         self._beyond = 0
 
     def take(self) -> Divergence:
-        """How far the server's log-probabilities lay from the trainer's since the last call."""
+        """Divergence since the last call of ``take``."""
         found, self._sum = self._sum, Divergence()
         return found
 
     def compare(
-        self, said: ServerLogprobs, scored: Scored, unscaled: Callable[[], Scored], temperature: float, step: int | str
+        self,
+        server_logprobs: ServerLogprobs,
+        trainer_logprobs: TrainerLogprobs,
+        unscaled: Callable[[], TrainerLogprobs],
+        temperature: float,
+        step: int | str,
     ) -> None:
-        """Judge the answers of one call.
+        """Compare the answers of one call.
 
         Args:
-            said: the server's log-probabilities of each response, nats.
-            scored: fp32 [R] of each response: the trainer's, at ``temperature``.
-            unscaled: makes the same at temperature 1; called where the temperature is another one.
+            server_logprobs: of each response, nats.
+            trainer_logprobs: fp32 [R] of each response, at ``temperature``.
+            unscaled: computes the same at temperature 1; called at other temperatures only.
 
         Raises:
-            ServerError: ``CALLS_TO_STOP`` judged calls running differed by more than ``max_divergence``.
+            ServerError: ``CALLS_TO_STOP`` judged calls in a row exceeded ``max_divergence``.
         """
-        if not said or not self._due(temperature, step):
+        # At a temperature other than 1 a comparison takes a scoring pass: only now and then, and to confirm an excess.
+        every = self._settings.mismatch_every
+        on_schedule = every > 0 and isinstance(step, int) and step % every == 0
+        is_due = temperature == 1.0 or not self._has_compared or self._beyond > 0 or on_schedule
+        if not server_logprobs or not is_due:
             return
-        found = divergence(said, scored)
+        found = divergence(server_logprobs, trainer_logprobs)
         if not found.tokens:
-            self._tell_of_silence()
+            if self._kind in REPORTING:
+                self._log_once(
+                    "no log-probabilities",
+                    f"the server at {self._url} ({self._kind}) was asked for log-probabilities and gave none that can "
+                    "be compared: whether it has the trainer's weights is not checked (docs/servers.md)",
+                )
             return
-        self._compared = True
+        self._has_compared = True
         if temperature != 1.0:
-            found = min(found, divergence(said, unscaled()), key=lambda reading: reading.kl)
+            found = min(found, divergence(server_logprobs, unscaled()), key=lambda reading: reading.kl)
         self._sum += found
         if found.tokens >= ENOUGH_TOKENS:
             self._judge(found)
-
-    def _due(self, temperature: float, step: int | str) -> bool:
-        """At a temperature other than 1 comparing takes a scoring pass: now and then, and to confirm what was found."""
-        every = self._settings.mismatch_every
-        now_and_then = every > 0 and isinstance(step, int) and step % every == 0
-        return temperature == 1.0 or not self._compared or self._beyond > 0 or now_and_then
 
     def _judge(self, found: Divergence) -> None:
         limit, changing = self._settings.server.max_divergence, processors(self._settings)
@@ -83,7 +140,7 @@ class WeightsCheck:
         )
         if changing:
             names = " and ".join(f"rollout.{name}" for name in changing)
-            self._tell_once(
+            self._log_once(
                 "weights",
                 f"the server at {self._url} may sample from other weights than the trainer's, or it reports "
                 f"log-probabilities behind {names}, which this run sets: {figures}. The run is not stopped for it; "
@@ -96,12 +153,4 @@ class WeightsCheck:
                 f"{line}, in {self._beyond} calls running above rollout.server.max_divergence={limit:g}. Start it on "
                 "the newest checkpoint of the run (on model.path before the first one) and go on with run.resume=auto."
             )
-        self._tell_once("weights", f"{line}; start it on the newest checkpoint now and then (docs/servers.md)")
-
-    def _tell_of_silence(self) -> None:
-        if self._kind in TELLING:
-            self._tell_once(
-                "no log-probabilities",
-                f"the server at {self._url} ({self._kind}) was asked for log-probabilities and gave none that can be "
-                "compared: whether it has the trainer's weights is not checked (docs/servers.md)",
-            )
+        self._log_once("weights", f"{line}; start it on the newest checkpoint now and then (docs/servers.md)")

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.watch.lines import MAX_LINE_BYTES, VANISHED, Line, listen
+from vlm_pg.watch.hub import KEEPALIVE, MAX_LINE_BYTES, Connection, listen
 
 
-def pair() -> tuple[Line, Line]:
+def pair() -> tuple[Connection, Connection]:
     with listen(everywhere=False) as server:
         ours = socket.create_connection(server.getsockname())
         theirs, _ = server.accept()
-    return Line(ours), Line(theirs)
+    return Connection(ours), Connection(theirs)
 
 
-def heard_to_the_end(line: Line) -> list[dict[str, Any]]:
+def heard_to_the_end(line: Connection) -> list[dict[str, Any]]:
     heard: list[dict[str, Any]] = []
     try:
         while True:
@@ -31,13 +31,13 @@ def heard_to_the_end(line: Line) -> list[dict[str, Any]]:
 
 def test_what_is_said_is_heard_in_order_and_then_the_end() -> None:
     ours, theirs = pair()
-    assert theirs.hear() == []
+    assert theirs.receive() == []
     for number in range(3):
-        ours.say({"number": number, "text": "a\nb"})
+        ours.send({"number": number, "text": "a\nb"})
     ours.close()
     heard = heard_to_the_end(theirs)
     assert [one["number"] for one in heard] == [0, 1, 2] and heard[0]["text"] == "a\nb"
-    theirs.say({"to": "nobody"}, within_seconds=1)  # learnt of by hearing
+    theirs.send({"to": "nobody"}, within_seconds=1)  # learnt of by hearing
     theirs.close()
 
 
@@ -45,12 +45,12 @@ def test_more_than_there_is_room_for_goes_with_what_is_said_next() -> None:
     ours, theirs = pair()
     long = {"text": "x" * (MAX_LINE_BYTES // 2)}
     for _ in range(400):
-        ours.say(long)
+        ours.send(long)
     assert ours._unsent
     heard: list[object] = []
     reader = threading.Thread(target=lambda: [heard.extend(theirs.wait(10)) for _ in range(401) if len(heard) < 401])
     reader.start()
-    ours.say({"text": "last"}, within_seconds=30)
+    ours.send({"text": "last"}, within_seconds=30)
     reader.join(60)
     assert len(heard) == 401 and heard[-1] == {"text": "last"} and heard[:400] == [long] * 400
     ours.close()
@@ -66,7 +66,7 @@ def test_what_is_no_object_on_a_line_is_the_end(data: bytes) -> None:
     ours._connection.sendall(data)
     assert heard_to_the_end(theirs) in ([], [{}])
     with pytest.raises(EOFError):
-        theirs.hear()
+        theirs.receive()
     ours.close()
     theirs.close()
 
@@ -83,9 +83,9 @@ def test_nothing_in_time_is_the_end_and_hanging_up_wakes_who_waits() -> None:
         ended.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    theirs.hang_up()
+    theirs.shut_down()
     assert ended.wait(30)
-    theirs.hang_up()
+    theirs.shut_down()
     ours.close()
     theirs.close()
 
@@ -113,8 +113,8 @@ def test_a_host_that_vanished_is_noticed_by_the_kernel() -> None:
     for line in pair():
         connection = line._connection
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        options = {name: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in VANISHED}
-        assert options == VANISHED
+        options = {name: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in KEEPALIVE}
+        assert options == KEEPALIVE
         line.close()
-    silence = VANISHED["TCP_KEEPIDLE"] + VANISHED["TCP_KEEPINTVL"] * VANISHED["TCP_KEEPCNT"]
-    assert silence <= 30 and VANISHED["TCP_USER_TIMEOUT"] <= 30_000
+    silence = KEEPALIVE["TCP_KEEPIDLE"] + KEEPALIVE["TCP_KEEPINTVL"] * KEEPALIVE["TCP_KEEPCNT"]
+    assert silence <= 30 and KEEPALIVE["TCP_USER_TIMEOUT"] <= 30_000

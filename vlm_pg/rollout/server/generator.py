@@ -1,0 +1,423 @@
+"""Answers of an OpenAI-compatible server to prompts: requested, retried until they are valid, and validated."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm_pg.errors import AnswerError, ConfigError, ServerError
+from vlm_pg.http.client import run_until_stopped
+from vlm_pg.http.keys import holds_key
+from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.engine import stop_token_ids
+from vlm_pg.rollout.sampling import rollout_key
+from vlm_pg.rollout.server.answers import Answer, AnswerReader, Completion, parse_part, turn_token_ids
+from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
+from vlm_pg.rollout.server.dialects import (
+    POSITION_RULES,
+    ServerInfo,
+    check_settings,
+    media_fields,
+    processors,
+    recognize,
+    request_fields,
+)
+from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.rollout.stopping import StopStrings
+from vlm_pg.types import BadSample, Prompt
+
+STOPPED = "generation was asked to stop"
+# Integers up to here survive every JSON reader.
+SEED_BITS = 53
+# Short answers are often equal by chance.
+LONGEST_EQUAL_TOKENS = 8
+# Reason in bad_samples.jsonl of a question without a valid answer.
+UNUSABLE = "server_answer"
+# A resumed run repeats the seeds, so a single question must not end it; so many in a row are the server's fault.
+MOST_IN_A_ROW = 8
+TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
+VERBATIM = {
+    "defaults": {"role": "assistant"},
+    # The response begins where the prompt ends, whatever a chat template writes for the model to continue.
+    "start_anchor_pattern": r"\Z",
+    "fields": {"content": {"content": "text", "content_args": {"strip": False}}},
+}
+
+
+class ServerGenerator:
+    """Generates answers on a server; needs no weights. The server's kind is queried when this is made.
+
+    Args:
+        model: makes the prompts, and defines which tokens end a response and which are not allowed in one.
+        settings: of sampling, and of the server; ``settings.server.url`` must be set.
+        seed: the run's; a request's depends on (seed, step, sample id, rollout index), and on the retry.
+        should_stop: polled; True raises InterruptedError.
+        messages: prompts as chat messages.
+        home: folder, visible to the server, for the checkpoints of ``transformers serve``.
+        log: prints one line.
+        advice: a sentence for errors: how to continue once the server works.
+        server: the server's kind, if it has been queried before.
+
+    Raises:
+        ConfigError: no URL, or a key that cannot be sent.
+        ServerError: no answer, no OpenAI-compatible server, another model, or settings or samples that this kind of
+            server does not support.
+    """
+
+    def __init__(
+        self,
+        model: Policy | WeightlessPolicy,
+        settings: RolloutSettings,
+        seed: int,
+        should_stop: Callable[[], bool],
+        messages: ChatMessages,
+        home: Path,
+        log: Callable[[str], None],
+        advice: str = RUN_GOES_ON,
+        server: ServerInfo | None = None,
+    ):
+        check_address(settings)
+        self.settings, self.policy, self._seed = settings, model, seed
+        self.messages, self._home, self._log = messages, home, log
+        self._should_stop, self._advice = should_stop, advice
+        self._logged: set[str] = set()
+        self.server = server or query_server(settings, should_stop, log, advice)
+        kind = self.server.kind
+        check_settings(kind, settings)
+        messages.check_kind(kind)
+        # Empty where a checkpoint is named instead.
+        self.model_name = "" if self.server.loads_by_name else self.server.check_model(settings.server.model)
+        end = model.tokenizer.eos_token_id
+        others = {*stop_token_ids(model), *settings.stop_token_ids} - {end}
+        self.stop_token_ids = (*([] if end is None else [end]), *sorted(others))
+        turns = turn_token_ids(model.tokenizer, self.stop_token_ids)
+        # What every request contains about sampling.
+        self.fields = request_fields(kind, settings, self.stop_token_ids, (*model.media_token_ids, *turns))
+        self._reader = AnswerReader(
+            model.tokenizer,
+            self.stop_token_ids,
+            StopStrings(model.tokenizer, settings.stop_strings) if settings.stop_strings else None,
+            settings.max_new_tokens,
+            model.media_token_ids,
+            turns,
+            model.vocab_size,
+            settings.min_new_tokens,
+            settings.stop_strings,
+        )
+        self._takes_n = self.server.takes_n
+        self._asked_again = self._invalid_in_a_row = 0
+        self._faults: list[BadSample] = []
+        ignored = [f"rollout.{name}" for name in processors(settings)] if kind == "openai" else []
+        if ignored:
+            log(
+                f"the server at {settings.server.url} is of unknown kind and may ignore {', '.join(ignored)}, "
+                "which is not neutral (docs/servers.md)"
+            )
+
+    def use_checkpoint(self, checkpoint: str | Path) -> None:
+        """Name this checkpoint in requests from now on; only for a server that ``loads_by_name``."""
+        self.model_name = str(served_folder(str(checkpoint), self._home))
+
+    def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
+        """``num_generations`` answers to every prompt, or why there are none (``take_faults`` has that as well).
+
+        Raises:
+            SampleError: a prompt that the server or the model does not support.
+            ServerError: the server is away, refuses, read another prompt, or gave no valid answer to many questions in
+                a row.
+            InterruptedError: after ``should_stop``.
+        """
+        for prompt in prompts:
+            self.policy.check_prompt(prompt)
+            self.policy.check_length(prompt, self.settings.max_new_tokens)
+            self._compare_positions(prompt)
+
+        async def all_groups() -> list[list[Answer] | AnswerError]:
+            async with ServerClient(self.settings.server, self._log, self.log_once, self._advice) as client:
+                return await gather_or_cancel(self._group(client, prompt, step) for prompt in prompts)
+
+        found = run_until_stopped(all_groups(), self._should_stop, STOPPED)
+        self._record_faults(prompts, found)
+        return found
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raise SampleError for a prompt that the model, or this kind of server, does not support."""
+        self.policy.check_length(prompt, self.settings.max_new_tokens)
+        self.messages.check_video(prompt)
+
+    def take_faults(self) -> list[BadSample]:
+        """Questions without a valid answer since the last call, and why."""
+        found, self._faults = self._faults, []
+        return found
+
+    def take_asked_again(self) -> int:
+        """Number of invalid answers that were requested again since the last call."""
+        self._asked_again, count = 0, self._asked_again
+        return count
+
+    def log_once(self, topic: str, line: str) -> None:
+        """Log the first line of a topic."""
+        if topic not in self._logged:
+            self._logged.add(topic)
+            self._log(line)
+
+    async def _group(self, client: ServerClient, prompt: Prompt, step: int | str) -> list[Answer] | AnswerError:
+        """All rollouts of one prompt, with one request or one each; missing choices are requested singly.
+
+        Invalid answers are requested again; the error of one that stays invalid is the result.
+        """
+        count, attempts = self.settings.num_generations, range(self.settings.server.retries + 1)
+        body = _LazyBody(lambda: self._body(prompt))
+
+        async def request(attempt: int, index: int, count: int) -> list[Answer | AnswerError]:
+            """Choices under the attempt's own seeds."""
+            key = step
+            if attempt:
+                self._asked_again += 1
+                await client.pause(attempt)
+                key = f"{step}/again-{attempt}"
+            return await self._request(client, prompt, key, body, index, count)
+
+        async def all_choices() -> list[Answer | AnswerError]:
+            for attempt in attempts:
+                try:
+                    return await request(attempt, 0, count)
+                except AnswerError as error:
+                    last = error
+            raise last
+
+        async def single(index: int, result: Answer | AnswerError | None) -> Answer:
+            for attempt in attempts if result is None else attempts[1:]:
+                if isinstance(result, Answer):
+                    break
+                try:
+                    (result,) = await request(attempt, index, 1)
+                except AnswerError as error:
+                    result = error
+            if isinstance(result, Answer):
+                return result
+            assert result is not None
+            raise result
+
+        at_once = self._takes_n and count > 1
+        given: list[Answer | AnswerError | None] = [None] * count
+        try:
+            if at_once:
+                first = await all_choices()
+                given[: len(first)] = first
+                if len(first) < count:
+                    self._takes_n = False
+                    self.log_once(
+                        "n",
+                        f"the server at {client.url} gave {len(first)} of {count} choices: from now on every rollout "
+                        "is a request of its own",
+                    )
+            answers = await gather_or_cancel(single(index, given[index]) for index in range(count))
+        except AnswerError as error:
+            return AnswerError(f"Server {client.url}: {client.without_key(str(error))}")
+        self._check_different(client, prompt, answers, at_once)
+        return answers
+
+    async def _request(
+        self, client: ServerClient, prompt: Prompt, step: int | str, body: _LazyBody, index: int, count: int
+    ) -> list[Answer | AnswerError]:
+        key = rollout_key(self._seed, step, prompt.sample_id, index)
+        extra = {"seed": key % 2**SEED_BITS} | ({"n": count} if count > 1 else {})
+
+        async def make_body() -> dict[str, Any]:
+            return await body.get() | extra
+
+        response = await client.post("/chat/completions", make_body)
+        choices = response.get("choices")
+        if not isinstance(choices, list) or not 0 < len(choices) <= count:
+            raise AnswerError(
+                f"POST /chat/completions gave {client.excerpt(repr(response))} for {count} choices; expected is a list "
+                "of them. rollout.server.url must be the base URL of an OpenAI-compatible server."
+            )
+        name = f"Sample {prompt.sample_id!r}: the answer to POST /chat/completions"
+        completion = parse_part(Completion, response, name)
+        check_prompt_echo(prompt, response)
+        found = self._read_choices(prompt, completion.choices, client.key)
+        self._compare_lengths(prompt, found, completion.usage.completion_tokens)
+        return found
+
+    def _read_choices(self, prompt: Prompt, choices: Sequence[Any], key: str | None) -> list[Answer | AnswerError]:
+        found: list[Answer | AnswerError] = []
+        indices: set[int] = set()
+        for choice in choices:
+            try:
+                answer = self._reader.read(prompt.sample_id, choice)
+                index = choice.get("index")
+                if holds_key(answer.text, key):
+                    raise AnswerError(f"Sample {prompt.sample_id!r}: a response repeats the API key of the request.")
+                if index in indices:
+                    raise AnswerError(f"Sample {prompt.sample_id!r}: two choices of one answer have index {index}.")
+                found.append(answer)
+                if index is not None:
+                    indices.add(index)
+            except AnswerError as error:
+                found.append(error)
+        return found
+
+    def _compare_lengths(self, prompt: Prompt, found: Sequence[Answer | AnswerError], sampled: int | None) -> None:
+        """Log where the text of responses has another number of tokens than the server sampled."""
+        answers = [answer for answer in found if isinstance(answer, Answer)]
+        if len(answers) < len(found) or sampled is None or all(answer.exact for answer in answers):
+            return
+        read = sum(answer.num_read for answer in answers)
+        # Some servers count the stop token and some do not.
+        if not read - len(answers) <= sampled <= read:
+            self.log_once(
+                "tokens",
+                f"a response of sample {prompt.sample_id!r} has {sampled} tokens at the server and {read} when its "
+                "text is tokenized again; such responses are trained on as tokenized here (docs/servers.md)",
+            )
+
+    def _check_different(self, client: ServerClient, prompt: Prompt, answers: Sequence[Answer], at_once: bool) -> None:
+        """Long answers that are all equal share one seed, or the policy has collapsed."""
+        first = answers[0].token_ids
+        if len(answers) < 2 or len(first) <= LONGEST_EQUAL_TOKENS or self.settings.temperature == 0.0:
+            return
+        if any(answer.token_ids != first for answer in answers):
+            return
+        line = f"all {len(answers)} responses to sample {prompt.sample_id!r} of the server at {client.url} are equal"
+        if at_once and self.server.kind == "openai":
+            self._takes_n = False
+            self.log_once("equal at once", f"{line}: from now on every rollout is a request of its own")
+        else:
+            self.log_once("equal", f"{line}; if that happens often, it ignores the temperature or the seeds")
+
+    def _body(self, prompt: Prompt) -> dict[str, Any]:
+        kind = self.server.kind
+        return {
+            "model": self.model_name,
+            "messages": self.messages(prompt, kind),
+            **self.fields,
+            **media_fields(kind, bool(prompt.media_kinds)),
+            **self.messages.fields,
+        }
+
+    def _record_faults(self, prompts: Sequence[Prompt], found: Sequence[list[Answer] | AnswerError]) -> None:
+        for prompt, answer in zip(prompts, found, strict=True):
+            if not isinstance(answer, AnswerError):
+                self._invalid_in_a_row = 0
+                continue
+            self._invalid_in_a_row += 1
+            url = str(self.settings.server.url)
+            self._faults.append(BadSample(prompt.sample_id, UNUSABLE, str(answer), url))
+            if self._invalid_in_a_row >= MOST_IN_A_ROW:
+                # The count begins anew for a caller that catches this and retries.
+                count, self._invalid_in_a_row = self._invalid_in_a_row, 0
+                raise ServerError(
+                    f"The server at {url} gave no usable answer to {count} questions in a row, each of which was "
+                    f"asked up to {self.settings.server.retries + 1} times. The last error: {answer} Put the server "
+                    f"right. {self._advice}"
+                )
+
+    def _compare_positions(self, prompt: Prompt) -> None:
+        """Log, once, if the server computes other rotary positions of a prompt than this process."""
+        ours, theirs = self.policy.settings.positions, POSITION_RULES.get(self.server.kind)
+        if theirs is None or theirs == ours or not prompt.media_kinds:
+            return
+        if not torch.equal(self.messages.served_positions(prompt, theirs), prompt.positions_3P):
+            self.log_once(
+                "positions",
+                f"the server at {self.settings.server.url} ({self.server.kind}) counts rotary positions by the rule "
+                f"{theirs}, this run by {ours}: sample {prompt.sample_id!r} is sampled at other positions than it is "
+                f"trained at. Set model.positions={theirs}, or rollout.engine=in_process (docs/servers.md)",
+            )
+
+
+class _LazyBody:
+    """The body of a prompt's requests, made in a thread when the first of them is sent."""
+
+    def __init__(self, make: Callable[[], dict[str, Any]]):
+        self._make, self._lock = make, asyncio.Lock()
+        self._body: dict[str, Any] | None = None
+
+    async def get(self) -> dict[str, Any]:
+        async with self._lock:
+            if self._body is None:
+                self._body = await asyncio.to_thread(self._make)
+        return self._body
+
+
+def check_address(settings: RolloutSettings) -> None:
+    """Raise ConfigError where no server is named."""
+    if settings.server.url is None:
+        raise ConfigError(
+            "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
+            "example rollout.server.url=http://127.0.0.1:8000/v1."
+        )
+
+
+def query_server(
+    settings: RolloutSettings, should_stop: Callable[[], bool], log: Callable[[str], None], advice: str = RUN_GOES_ON
+) -> ServerInfo:
+    """Kind and models of the server at ``settings.server.url``; one that is away is waited for.
+
+    Raises:
+        ConfigError: no URL, or a key that cannot be sent.
+        ServerError: no answer, or no OpenAI-compatible server.
+    """
+    check_address(settings)
+
+    async def query() -> ServerInfo:
+        async with ServerClient(settings.server, log, lambda topic, line: log(line), advice) as client:
+            return await recognize(client)
+
+    return run_until_stopped(query(), should_stop, STOPPED)
+
+
+def served_folder(checkpoint: str, home: Path) -> Path:
+    """A folder of links to the checkpoint's files, with which ``transformers serve`` returns responses verbatim.
+
+    By default that server cuts ``<think>`` and ``<tool_call>`` parts out of a Qwen model's response, with the text
+    before them and outer whitespace; the tokenizer here has a response template that keeps everything. The folder has
+    no ``generation_config.json``, which would fill what a request leaves open. Its name depends on the files, because
+    the server caches models by name. Folders of other checkpoints in ``home`` are removed.
+
+    Args:
+        checkpoint: a folder, or the name of a model in the download cache.
+
+    Raises:
+        OSError: there is no such checkpoint.
+    """
+    from transformers.utils.hub import cached_file
+
+    config = cached_file(checkpoint, "config.json")
+    assert config is not None  # cached_file raises for a required file
+    source = Path(config).absolute().parent
+    files = sorted(path for path in source.iterdir() if path.is_file())
+    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    digest = hashlib.sha256(json.dumps([str(source), states]).encode()).hexdigest()[:12]
+    target = (home / f"{source.name}-{digest}").absolute()
+    if not target.is_dir():
+        home.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=home))
+        for path in files:
+            if path.name not in (TOKENIZER_CONFIG, GENERATION_CONFIG):
+                (temporary / path.name).symlink_to(path)
+        tokenizer = json.loads((source / TOKENIZER_CONFIG).read_text())
+        (temporary / TOKENIZER_CONFIG).write_text(json.dumps(tokenizer | {"response_template": VERBATIM}))
+        temporary.chmod(0o755)
+        try:
+            os.rename(temporary, target)
+        except OSError:  # another rank was faster
+            shutil.rmtree(temporary)
+            if not target.is_dir():
+                raise
+    for other in home.iterdir():
+        if other != target and not other.name.startswith("."):
+            shutil.rmtree(other, ignore_errors=True)
+    return target
