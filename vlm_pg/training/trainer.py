@@ -24,7 +24,7 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.observe.trace import Timeline
-from vlm_pg.observe.trackers.trackers import Trackers
+from vlm_pg.observe.trackers import Trackers
 from vlm_pg.plan.costs import cost_model
 from vlm_pg.plan.shape import shape_of
 from vlm_pg.rewards.rewarder import Rewarder
