@@ -230,7 +230,7 @@ def _score(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from vlm_pg.observe.quiet import quiet_libraries
+    from vlm_pg.observe.console import quiet_libraries
     from vlm_pg.observe.text import visible
     from vlm_pg.training.export import export
 

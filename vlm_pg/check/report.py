@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.check.tally import Reasons, SetTally
+from vlm_pg.check.findings import Reasons, SetTally
 from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.report.markup import number, shown
 

@@ -17,8 +17,7 @@ from torch.multiprocessing import start_processes
 
 from tests.support.tracker_files import events, expected_scalars, scalars
 from tests.unit.observe.builders import make_group, make_run, read_lines
-from vlm_pg.observe.metrics import MetricsLog
-from vlm_pg.observe.rollouts import RolloutsLog
+from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings
 from vlm_pg.observe.trackers import Trackers

@@ -13,8 +13,7 @@ from PIL import Image
 
 from tests.support import tracker_files
 from tests.unit.observe.builders import make_group, read_lines
-from vlm_pg.observe.metrics import MetricsLog
-from vlm_pg.observe.rollouts import RolloutsLog
+from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings, TrackerName
 from vlm_pg.observe.tracker_adapters import MlflowAdapter, TrackedRun

@@ -16,8 +16,7 @@ from tests.unit.observe.builders import make_group, make_run, read_lines
 from vlm_pg.config import load_config
 from vlm_pg.errors import ConfigError
 from vlm_pg.observe import trackers as module
-from vlm_pg.observe.metrics import MetricsLog
-from vlm_pg.observe.rollouts import RolloutsLog
+from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings
 from vlm_pg.observe.tracker_adapters import Adapter, Row, TrackedRun

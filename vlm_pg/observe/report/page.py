@@ -1,25 +1,37 @@
-"""The page around the sections: head, title, key numbers, footer."""
+"""report.html of a run: its sections, and the values that their templates show."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
 from vlm_pg import __version__
 from vlm_pg.files import write_bytes_atomic
-from vlm_pg.observe.report.accuracy import accuracy_view
-from vlm_pg.observe.report.curves import window_of
-from vlm_pg.observe.report.markup import dict_at, duration, number_or_none, percent, render, shown
-from vlm_pg.observe.report.metric_charts import curves_view
-from vlm_pg.observe.report.panels import bad_samples_view, settings_view, sharing_totals, sharing_view, time_view
-from vlm_pg.observe.report.read import RunData, is_step, read_run
+from vlm_pg.metrics import MAIN_CHARTS, SAVED_CHART, Chart
+from vlm_pg.observe.logs import Drawn
+from vlm_pg.observe.report.charts import LineChart, draw_chart, make_curve, window_of
+from vlm_pg.observe.report.markup import (
+    dict_at,
+    duration,
+    first,
+    first_entries,
+    number,
+    number_or_none,
+    percent,
+    render,
+    shown,
+)
+from vlm_pg.observe.report.read import RunData, Series, is_step, read_run
 from vlm_pg.observe.report.rollouts import rollouts_view
-from vlm_pg.observe.report.timeline import timeline_view
+from vlm_pg.observe.report.timeline import PHASES, color_of, name_of, timeline_view
+from vlm_pg.observe.text import one_line
 
 
 def write_report(run_dir: Path) -> Path:
@@ -120,3 +132,221 @@ def _time_tile(run: RunData) -> dict[str, str | None]:
     kernel = run.summary.get("attention_kernel")
     words = Markup("{} · {} attention").format(note, shown(kernel)) if kernel else note
     return _tile("duration", duration(seconds), words)
+
+
+_PHASES = ("before", "after")
+_MAX_SETS, _MAX_CATEGORIES = 60, 200
+
+
+def accuracy_view(run: RunData) -> dict[str, Any]:
+    """Evaluation sets and controls, each with its results before and after; categories as rows of a table."""
+    found = {phase: dict_at(run.summary, f"eval_{phase}", "sets") for phase in _PHASES}
+    names, more = first(list(dict.fromkeys([*found["before"], *found["after"]])), _MAX_SETS)
+    return {
+        "missing": run.missing.get("summary.json", "summary.json holds no evaluation: none has finished yet."),
+        "sets": [_set(name, *(dict_at(found[phase], name) for phase in _PHASES)) for name in names],
+        "more": more,
+        "absent_phases": [phase for phase in _PHASES if not found[phase]],
+        "categories": _category_rows(names, found),
+    }
+
+
+def _set(name: str, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    counts = dict.fromkeys(str(entry["n"]) for entry in (before, after) if "n" in entry)
+    newest = after or before
+    return {
+        "name": name,
+        "counts": " / ".join(counts),
+        "chance": number_or_none(newest.get("chance")),
+        "is_control": newest.get("kind") == "control",
+        "results": {"before": _result(before), "after": _result(after)},
+    }
+
+
+def _result(entry: dict[str, Any]) -> dict[str, Any] | None:
+    """One evaluation; None where there was none. ``low``, ``high``: accuracy and its standard error, from 0 to 1."""
+    if not entry:
+        return None
+    shares = {key: number_or_none(entry.get(key)) for key in ("accuracy", "format_rate", "chance")}
+    error = number_or_none(entry.get("standard_error"))
+    middle, spread = shares["accuracy"] or 0.0, error or 0.0
+    ends = {"low": max(0.0, middle - spread), "high": min(1.0, middle + spread)}
+    rate, k = _pass_at_k(entry)
+    of_set = {"n": entry.get("n", "–"), "pass_rate": rate, "pass_k": k, "left_out": _left_out(entry)}
+    return {**shares, "error": error, **ends, **of_set}
+
+
+def _pass_at_k(entry: dict[str, Any]) -> tuple[float | None, int | None]:
+    """The pass rate at the largest k of ``{"1": 0.5, "8": 0.9}`` and that k, or the one rate that is given."""
+    rates = entry.get("pass_at_k")
+    if not isinstance(rates, dict):
+        return number_or_none(rates), None
+    ks = sorted((k for k in rates if str(k).isdecimal() and len(k) < 10), key=int)
+    return (number_or_none(rates[ks[-1]]), int(ks[-1])) if ks else (None, None)
+
+
+def _left_out(entry: dict[str, Any]) -> str:
+    """Questions without an accuracy, by cause; they are in no average."""
+    causes = (("n_bad_media", "unusable"), ("n_no_value", "no value"))
+    said = [f"{number(number_or_none(entry[key]))} {words}" for key, words in causes if entry.get(key)]
+    return ", ".join(said) or "0"
+
+
+def _category_rows(names: list[str], found: dict[str, dict[str, Any]]) -> list[list[Any]]:
+    rows = []
+    for name in names:
+        before, after = (dict_at(found[phase], name, "by_category") for phase in _PHASES)
+        for category in first(list(dict.fromkeys([*before, *after])), _MAX_CATEGORIES)[0]:
+            entries = [dict_at(before, category), dict_at(after, category)]
+            count = next((entry["n"] for entry in reversed(entries) if "n" in entry), "–")
+            rows.append([name, category, count, *(percent(number_or_none(e.get("accuracy"))) for e in entries)])
+    return rows
+
+
+_MAX_OTHER_CHARTS = 24
+# More lines in one chart cannot be told apart; names are cut where a damaged file has whole texts for them.
+_MAX_CURVES, _MAX_NAME_CHARACTERS = 16, 80
+_SAVED = "tokens_saved_share"
+
+
+def curves_view(run: RunData) -> dict[str, Any]:
+    """The charts of all curves, the main ones first, and a sentence on main ones that this run lacks."""
+    metrics = dict(run.metrics.of("train"))
+    if not metrics:
+        return {"none": run.missing.get("metrics.jsonl", "No training step has been logged."), "lead": ""}
+    drawn, saved = dict(run.drawn), saved_share(metrics)
+    if saved is not None:
+        metrics[_SAVED], drawn[_SAVED] = saved, Drawn("of the tokens repeating it would cost", SAVED_CHART)
+    planned = planned_charts(metrics, drawn)
+    return {
+        "none": "",
+        "lead": "Strong lines are rolling means, faint lines the values of single steps. Point at a chart to read "
+        "values.",
+        "main": [draw_chart(chart) for plan, chart in planned if plan.place < 10],
+        "missing": _missing_sentence(run, {plan.title for plan, _ in planned}),
+        "more": [draw_chart(chart) for plan, chart in planned if plan.place >= 10]
+        + [draw_chart(chart) for chart in _phase_charts(run)],
+    }
+
+
+def planned_charts(metrics: Mapping[str, Series], drawn: Mapping[str, Drawn]) -> list[tuple[Chart, LineChart]]:
+    """The charts that metrics were declared for, in their order, then one each of the other metrics."""
+    keys_of: dict[Chart, list[str]] = {}
+    for key, how in drawn.items():
+        if key in metrics and how.chart is not None:
+            keys_of.setdefault(how.chart, []).append(key)
+    planned = sorted(keys_of.items(), key=lambda item: item[0].place)
+    others = sorted(metrics.keys() - {key for _, keys in planned for key in keys})
+    planned += [(Chart(key), [key]) for key in others[:_MAX_OTHER_CHARTS]]
+    units = {key: one_line(how.unit, _MAX_NAME_CHARACTERS) for key, how in drawn.items()}
+    return [(plan, _chart(plan, units.get(keys[0], ""), keys, metrics)) for plan, keys in planned]
+
+
+def _chart(plan: Chart, unit: str, keys: list[str], metrics: Mapping[str, Series]) -> LineChart:
+    """Parts of a metric, "reward/format", come after the total, "reward"."""
+    keys = sorted(keys, key=lambda key: ("/" in key, key if "/" in key else ""))[:_MAX_CURVES]
+    names = [key.rsplit("/", 1)[-1] if "/" in key or "/" not in keys[-1] else "total" for key in keys]
+    curves = tuple(
+        make_curve(one_line(name.replace("_", " "), _MAX_NAME_CHARACTERS), metrics[key], plan.smooth)
+        for name, key in zip(names, keys, strict=True)
+    )
+    return LineChart(one_line(plan.title, _MAX_NAME_CHARACTERS), unit, curves, plan.as_percent)
+
+
+def saved_share(metrics: Mapping[str, Series]) -> Series | None:
+    """1 - tokens computed / tokens with the prefix repeated, for the steps that counted both."""
+    if "tokens_computed" not in metrics or "tokens_repeated" not in metrics:
+        return None
+    computed = dict(zip(metrics["tokens_computed"].steps, metrics["tokens_computed"].values, strict=True))
+    saved = Series()
+    for step, repeated in zip(metrics["tokens_repeated"].steps, metrics["tokens_repeated"].values, strict=True):
+        if step in computed and repeated > 0:
+            saved.steps.append(step)
+            saved.values.append(1 - computed[step] / repeated)
+    return saved if saved.steps else None
+
+
+def _phase_charts(run: RunData) -> list[LineChart]:
+    """Metrics of other phases (an evaluation now and then) that changed over at least two steps."""
+    found = []
+    for phase in sorted(set(run.metrics.phases) - {"train"}):
+        for key, series in sorted(run.metrics.of(phase).items()):
+            if len(series.steps) > 1:
+                name = one_line(f"{phase}: {key}", _MAX_NAME_CHARACTERS)
+                found.append(LineChart(name, "", (make_curve(name, series),)))
+    return found[:_MAX_OTHER_CHARTS]
+
+
+def _missing_sentence(run: RunData, titles: set[str]) -> str:
+    if "curves.json" in run.missing:
+        return run.missing["curves.json"]
+    missing = ", ".join(chart.title for chart in MAIN_CHARTS if chart.title not in titles)
+    return f"Not logged in this run: {missing}." if missing else ""
+
+
+_MAX_PHASES, _MAX_REASONS, _MAX_VERSIONS, _MAX_FILES = 60, 100, 100, 100
+_MAX_CONFIG_CHARACTERS = 200_000
+
+
+def time_view(run: RunData) -> dict[str, Any]:
+    """Parts as (name, colour, seconds, share of the total); without any, ``missing`` says why."""
+    stated = {key: number_or_none(value) for key, value in first_entries(dict_at(run.summary, "seconds"), _MAX_PHASES)}
+    seconds = {key: value for key, value in stated.items() if value is not None and key != "total" and value >= 0}
+    if not seconds:
+        reason = run.missing.get("summary.json", "summary.json holds no seconds per phase yet.")
+        return {"parts": [], "missing": reason, "total": None}
+    names: list[str] = [name for name in PHASES if name in seconds]
+    names += sorted(set(seconds) - set(PHASES))
+    total = max(stated.get("total") or 0.0, sum(seconds.values()))
+    parts = [(name_of(name), color_of(name), seconds[name]) for name in names]
+    unaccounted = total - sum(seconds.values())
+    if unaccounted > 0.005 * total:
+        parts.append(("everything else", color_of(""), unaccounted))
+    total = total or 1.0
+    return {"parts": [(name, color, value, value / total) for name, color, value in parts], "total": total}
+
+
+def sharing_totals(run: RunData) -> tuple[int, int] | None:
+    """(tokens computed, tokens with the prefix repeated) of the run: from summary.json, else summed over the steps."""
+    stated = dict_at(run.summary, "sharing")
+    computed, repeated = (number_or_none(stated.get("tokens_computed")), number_or_none(stated.get("tokens_repeated")))
+    if not computed or not repeated:
+        series = run.metrics.of("train")
+        if "tokens_computed" not in series or "tokens_repeated" not in series:
+            return None
+        computed, repeated = (sum(series["tokens_computed"].values), sum(series["tokens_repeated"].values))
+    return (int(computed), int(repeated)) if computed > 0 and repeated > 0 else None
+
+
+def sharing_view(run: RunData) -> dict[str, Any] | None:
+    """Tokens computed beside what repeating the prefix for every rollout would have cost; None if none were counted."""
+    totals = sharing_totals(run)
+    if totals is None:
+        return None
+    computed, repeated = totals
+    return {
+        "ratio": repeated / computed,
+        "share": computed / repeated,
+        "widest": max(computed, repeated),
+        "rows": (
+            ("prefix repeated", "once per rollout", "before", repeated),
+            ("prefix shared", "once per group, as here", "after", computed),
+        ),
+        "kernel": run.summary.get("attention_kernel"),
+    }
+
+
+def bad_samples_view(run: RunData) -> dict[str, Any]:
+    """(reason, how many samples, one of them) of what could not be used, and how many more reasons there are."""
+    examples = {str(record.get("reason")): record for record in run.bad_samples}
+    reasons, more = first(list(run.bad_counts.items()), _MAX_REASONS)
+    return {"rows": [(reason, count, examples.get(reason, {})) for reason, count in reasons], "more": more}
+
+
+def settings_view(run: RunData) -> dict[str, Any]:
+    """Versions, files of the run, and the resolved configuration."""
+    return {
+        "versions": list(first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS)),
+        "eval_files": list(first_entries(run.eval_files, _MAX_FILES)),
+        "config": run.config_text and shown(run.config_text, _MAX_CONFIG_CHARACTERS),
+    }

@@ -20,7 +20,7 @@ import yaml
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import parse_json_line
 from vlm_pg.metrics import RESERVED_KEYS
-from vlm_pg.observe.metrics import Drawn, read_drawn
+from vlm_pg.observe.logs import Drawn, read_drawn
 from vlm_pg.observe.report.markup import number_or_none
 from vlm_pg.observe.run_folder import RunFolder
 
