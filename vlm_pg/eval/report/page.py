@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from vlm_pg import __version__
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.estimates import mean_of
 from vlm_pg.eval.report.embed import Embedded, Room, embed
 from vlm_pg.eval.report.results import Mark, Marks, Results, label, read_marks, read_results
-from vlm_pg.files import write_bytes_atomic
 from vlm_pg.observe.report.charts import Curve, LineChart, draw_chart
-from vlm_pg.observe.report.markup import dict_at, environment, number, number_or_none, percent
+from vlm_pg.observe.report.markup import (
+    HOVER_SCRIPT,
+    accuracy_figure,
+    dict_at,
+    number,
+    number_or_none,
+    percent,
+    rates_by_k,
+    tile,
+    write_page,
+)
 from vlm_pg.observe.text import visible
 
 MAX_RUNS = 6  # as many as there are colours
-_OBSERVE, _EVAL = "vlm_pg.observe.report", "vlm_pg.eval.report"
+_HERE = Path(__file__).parent
+_MAX_SETS, _MAX_CATEGORIES, _MAX_PROTOCOL, _MAX_NOTES = 100, 200, 300, 20
+_COUNTS = ("n", "n_total", "n_unparsed", "n_truncated", "n_bad_media")
+_JUDGE_COUNTS = ("n_asked", "n_raised", "n_lowered", "n_valued", "n_undecided", "n_unreached")
 
 
 def write_eval_report(
@@ -57,10 +64,45 @@ def write_eval_report(
         )
     runs = [read_results(Path(one)) for one in (folder, *compare)]
     _name_apart(runs)
-    page = _page_of(runs, title, [read_results(Path(one)) for one in checkpoints], room)
-    path = Path(folder) / "report.html"
-    write_bytes_atomic(path, page.encode("utf-8", "replace"))
-    return path
+    this, names = runs[0], [label(run.name) for run in runs]
+    marks = [read_marks(run) for run in runs]
+    others = [(run.name, found) for run, found in zip(runs[1:], marks[1:], strict=True)]
+    embedded = embed(this, others, room)
+    sets, ks = set_views(runs), k_rows(runs)
+    comparison = comparison_rows(marks[0], others)
+    of_run = [read_results(Path(one)) for one in checkpoints]
+    charts = step_charts([this, *of_run] if of_run and this.step is not None else of_run)
+    protocol, more_protocol = protocol_rows(runs)
+    nav = {"accuracy": True, "comparison": comparison, "steps": charts, "categories": True, "protocol": True}
+    titles = {"steps": "Training steps"}
+    return write_page(
+        Path(folder) / "report.html",
+        _HERE / "templates" / "eval.html",
+        title or label(this.name),
+        scripts=[HOVER_SCRIPT, _HERE / "window.js", _HERE / "browser.js"],
+        styles=[_HERE / "eval.css"],
+        tiles=_tiles(this),
+        nav=[(key, titles.get(key, key.capitalize())) for key, shown in nav.items() if shown]
+        + [("questions", "Questions")],
+        checkpoint=this.protocol.get("checkpoint") or "",
+        runs=names,
+        series=[(name, f"c{color}") for color, name in enumerate(names)],
+        missing=[f"{label(run.name)}: {run.missing}" for run in runs if run.missing],
+        sets=sets,
+        has_chance=any(one["chance"] is not None for one in sets),
+        numbers=number_rows(runs),
+        notes=note_rows(runs),
+        judged=judged_rows(runs),
+        has_judge=any("judged" in entry for entry in this.sets.values()),
+        by_k_head=ks[0],
+        by_k=ks[1],
+        comparison=comparison,
+        charts=charts,
+        protocol=protocol,
+        more_protocol=more_protocol,
+        embedded=embedded,
+        data=_data(embedded),
+    )
 
 
 def _name_apart(runs: Sequence[Results]) -> None:
@@ -69,56 +111,6 @@ def _name_apart(runs: Sequence[Results]) -> None:
     for run in runs:
         if names.count(run.name) > 1:
             run.name = f"{run.folder.resolve().parent.name}/{run.name}"
-
-
-def _page_of(runs: Sequence[Results], title: str, checkpoints: Sequence[Results], room: Room | None) -> str:
-    this = runs[0]
-    marks = [read_marks(run) for run in runs]
-    others = [(run.name, found) for run, found in zip(runs[1:], marks[1:], strict=True)]
-    embedded = embed(this, others, room)
-    curve = [this, *checkpoints] if checkpoints and this.step is not None else list(checkpoints)
-    rows, more_rows = protocol_rows(runs)
-    ks, by_k = k_rows(runs)
-    style = _piece(_OBSERVE, "style.css") + _piece(_EVAL, "style.css")
-    scripts = [_piece(_OBSERVE, "hover.js"), _piece(_EVAL, "window.js"), _piece(_EVAL, "browser.js")]
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    return (
-        environment(_EVAL, _OBSERVE)
-        .get_template("eval_page.html")
-        .render(
-            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}",
-            style=style,
-            scripts=scripts,
-            title=title or label(this.name),
-            checkpoint=this.protocol.get("checkpoint") or "",
-            runs=[label(run.name) for run in runs],
-            missing=[f"{label(run.name)}: {run.missing}" for run in runs if run.missing],
-            tiles=_tiles(this),
-            sets=set_views(runs),
-            judged=judged_rows(runs),
-            notes=note_rows(runs),
-            has_judge=any("judged" in entry for entry in this.sets.values()),
-            ks=ks,
-            by_k=by_k,
-            comparison=comparison_rows(marks[0], others),
-            charts=step_charts(curve),
-            protocol=rows,
-            more_protocol=more_rows,
-            embedded=embedded,
-            data=_data(embedded),
-            version=__version__,
-            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        )
-    )
-
-
-def _piece(package: str, name: str) -> Markup:
-    """One of our own files, as it is."""
-    return Markup(resources.files(package).joinpath(name).read_text("utf-8"))
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
 
 
 def _data(embedded: Embedded) -> list[tuple[str, Markup]]:
@@ -130,165 +122,122 @@ def _data(embedded: Embedded) -> list[tuple[str, Markup]]:
 
 
 def _tiles(this: Results) -> list[dict[str, Any]]:
-    """Key numbers: accuracy where there is one set alone, since a mean over sets is nobody's figure."""
-    summed = totals(this)
-    tiles = []
-    if len(this.sets) == 1:
-        ((name, entry),) = this.sets.items()
+    """Key numbers: accuracy where there is a single set, since no set has the mean over sets."""
+    summed: dict[str, float | None] = {}
+    for key in _COUNTS:
+        known = [value for entry in this.sets.values() if (value := number_or_none(entry.get(key))) is not None]
+        summed[key] = sum(known) if known else None
+    names = [label(name) for name in this.sets]
+    if len(names) == 1:
+        entry = this.sets[next(iter(this.sets))]
         error = number_or_none(entry.get("standard_error"))
-        note = label(name) if error is None else f"± {100 * error:.1f} points (1 standard error)"
-        tiles.append({"title": "accuracy", "value": percent(number_or_none(entry.get("accuracy"))), "note": note})
+        note = names[0] if error is None else f"± {100 * error:.1f} points (1 standard error)"
+        main = tile("accuracy", percent(number_or_none(entry.get("accuracy"))), note)
     else:
-        names = [label(name) for name in this.sets]
         note = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-        tiles.append({"title": "evaluation sets", "value": number(float(len(names))), "note": note})
-    tiles.append(_count("questions scored", summed["n"], "of", summed["n_total"]))
-    tiles.append(_count("unparsed", summed["n_unparsed"], "truncated:", summed["n_truncated"]))
-    tiles.append(_count("bad media", summed["n_bad_media"], "questions that could not be asked", None))
-    return tiles
+        main = tile("evaluation sets", number(float(len(names))), note)
+
+    def count(title: str, key: str, words: str, more: str) -> dict[str, Any]:
+        return tile(title, number(summed[key]), words if summed[more] is None else f"{words} {number(summed[more])}")
+
+    return [
+        main,
+        count("questions scored", "n", "of", "n_total"),
+        count("unparsed", "n_unparsed", "truncated:", "n_truncated"),
+        tile("bad media", number(summed["n_bad_media"]), "questions that could not be asked"),
+    ]
 
 
-def _count(title: str, value: float | None, words: str, more: float | None) -> dict[str, Any]:
-    return {"title": title, "value": number(value), "note": words if more is None else f"{words} {number(more)}"}
-
-
-_MAX_SETS, _MAX_CATEGORIES, _MAX_PROTOCOL, _MAX_NOTES = 100, 200, 300, 20
+def _set_names(runs: Sequence[Results]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.sets))[:_MAX_SETS]
 
 
 def set_views(runs: Sequence[Results]) -> list[dict[str, Any]]:
     """Each set with its figure in every run (None where a run has none) and its categories."""
-    names = list(dict.fromkeys(name for run in runs for name in run.sets))[:_MAX_SETS]
     views = []
-    for name in names:
+    for name in _set_names(runs):
         entries = [run.sets.get(name, {}) for run in runs]
         newest = next(entry for entry in entries if entry)
         categories = list(dict.fromkeys(key for entry in entries for key in dict_at(entry, "by_category")))
-        views.append(
-            {
-                "name": label(name),
-                "n": _counts(entries),
-                "chance": number_or_none(newest.get("chance")),
-                "figures": [_figure(entry) for entry in entries],
-                "numbers": [
-                    {"run": label(run.name), **_numbers(entry)}
-                    for run, entry in zip(runs, entries, strict=True)
-                    if entry
-                ],
-                "categories": [
-                    _category(key, [dict_at(entry, "by_category", key) for entry in entries])
-                    for key in categories[:_MAX_CATEGORIES]
-                ],
-                "more_categories": max(0, len(categories) - _MAX_CATEGORIES),
-            }
-        )
+        shown = [
+            _bar_row(key, [dict_at(entry, "by_category", key) for entry in entries], None)
+            for key in categories[:_MAX_CATEGORIES]
+        ]
+        more = max(0, len(categories) - _MAX_CATEGORIES)
+        row = _bar_row(name, entries, number_or_none(newest.get("chance")))
+        views.append(row | {"categories": shown, "more_categories": more})
     return views
 
 
-def _category(name: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "name": label(name),
-        "n": _counts(entries),
-        "chance": None,
-        "figures": [_figure(entry) for entry in entries],
-    }
+def _bar_row(name: str, entries: Sequence[dict[str, Any]], chance: float | None) -> dict[str, Any]:
+    counts = dict.fromkeys(number(number_or_none(entry["n"])) for entry in entries if "n" in entry)
+    figures = [accuracy_figure(entry) for entry in entries]
+    return {"name": label(name), "n": " / ".join(counts) or "?", "chance": chance, "figures": figures}
 
 
-def _counts(entries: Sequence[dict[str, Any]]) -> str:
-    return " / ".join(dict.fromkeys(number(number_or_none(entry["n"])) for entry in entries if "n" in entry)) or "?"
-
-
-def _figure(entry: dict[str, Any]) -> dict[str, float | None] | None:
-    """Accuracy, its standard error, and the ends of the bar that shows it, all from 0 to 1."""
-    accuracy, error = number_or_none(entry.get("accuracy")), number_or_none(entry.get("standard_error"))
-    if accuracy is None:
-        return None
-    spread = error or 0.0
-    inside = [min(max(value, 0.0), 1.0) for value in (accuracy - spread, accuracy, accuracy + spread)]
-    return {"accuracy": accuracy, "error": error, "low": inside[0], "bar": inside[1], "high": inside[2]}
-
-
-def _numbers(entry: dict[str, Any]) -> dict[str, str]:
-    """The cells of the table of all numbers."""
-    keys = ("n", "n_total", "n_unparsed", "n_truncated", "n_bad_media")
-    return {
-        "accuracy": percent(number_or_none(entry.get("accuracy"))),
-        "error": percent(number_or_none(entry.get("standard_error"))),
-        "reader": label(entry.get("reader") or "–"),
-        **{key: number(number_or_none(entry.get(key))) for key in keys},
-    }
+def number_rows(runs: Sequence[Results]) -> list[list[str]]:
+    """Set, run, accuracy, standard error, counts and reader of each set and run."""
+    return [
+        [
+            label(name),
+            label(run.name),
+            *(percent(number_or_none(entry.get(key))) for key in ("accuracy", "standard_error")),
+            *(number(number_or_none(entry.get(key))) for key in _COUNTS),
+            label(entry.get("reader") or "–"),
+        ]
+        for name in _set_names(runs)
+        for run in runs
+        if (entry := run.sets.get(name))
+    ]
 
 
 def note_rows(runs: Sequence[Results]) -> list[str]:
-    """What is to be known of figures, such as tasks that are missing, with the set and run that it is about."""
-    said = []
+    """Remarks on figures, such as missing tasks, with the set and run that each is about."""
+    rows = []
     for run in runs:
+        of_run = f" ({label(run.name)})" if len(runs) > 1 else ""
         for name, entry in list(run.sets.items())[:_MAX_SETS]:
             notes = entry.get("notes")
             for note in notes[:_MAX_NOTES] if isinstance(notes, list) else ():
-                of_run = f" ({label(run.name)})" if len(runs) > 1 else ""
-                said.append(f"{label(name)}{of_run}: {visible(str(note))[:_MAX_PROTOCOL]}")
-    return said
-
-
-def judged_rows(runs: Sequence[Results]) -> list[dict[str, str]]:
-    """Of each set and run with a judge: the figure of the rules, that with its decisions, and what it was asked."""
-    keys = ("n_asked", "n_raised", "n_lowered", "n_valued", "n_undecided", "n_unreached")
-    rows = []
-    for run in runs:
-        for name, entry in run.sets.items():
-            judged = dict_at(entry, "judged")
-            if judged:
-                rows.append(
-                    {
-                        "set": label(name),
-                        "run": label(run.name),
-                        "model": label(judged.get("model") or "–"),
-                        "rules": percent(number_or_none(entry.get("accuracy"))),
-                        "judged": percent(number_or_none(judged.get("accuracy"))),
-                        "error": percent(number_or_none(judged.get("standard_error"))),
-                        **{key: number(number_or_none(judged.get(key))) for key in keys},
-                    }
-                )
+                rows.append(f"{label(name)}{of_run}: {visible(str(note))[:_MAX_PROTOCOL]}")
     return rows
 
 
-def _by_k(rates: object) -> dict[int, str]:
-    """``{"1": 0.5, "8": 0.9}`` by k, in order of k; k is 0 of the one rate that may be given instead."""
-    if not isinstance(rates, dict):
-        rate = number_or_none(rates)
-        return {} if rate is None else {0: percent(rate)}
-    return {k: percent(number_or_none(rates[str(k)])) for k in _ks(rates)}
+def judged_rows(runs: Sequence[Results]) -> list[list[str]]:
+    """Set, run and judge model; the figure of the rules, that with the judge's decisions, its error and counts."""
+    return [
+        [
+            label(name),
+            label(run.name),
+            label(judged.get("model") or "–"),
+            percent(number_or_none(entry.get("accuracy"))),
+            *(percent(number_or_none(judged.get(key))) for key in ("accuracy", "standard_error")),
+            *(number(number_or_none(judged.get(key))) for key in _JUDGE_COUNTS),
+        ]
+        for run in runs
+        for name, entry in run.sets.items()
+        if (judged := dict_at(entry, "judged"))
+    ]
 
 
-def _ks(rates: dict[str, Any]) -> list[int]:
-    return sorted(int(k) for k in rates if len(k) < 10 and k.isdecimal() and k == str(int(k)))
+def k_rows(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
+    """pass@k and majority@k of each set and run, with the head of their table; nothing if all have k = 1 alone."""
+    found = [
+        (label(name), label(run.name), title, rates)
+        for name in _set_names(runs)
+        for run in runs
+        for title, key in (("pass@k", "pass_at_k"), ("majority@k", "majority_at_k"))
+        if (rates := rates_by_k(run.sets.get(name, {}).get(key)))
+    ]
+    ks = sorted({k for row in found for k in row[-1]})
+    if ks in ([], [1]):
+        return [], []
+    head = ["set", "run", "", *(f"k = {k}" if k else "rate" for k in ks)]
+    return head, [[*words, *(percent(rates.get(k)) for k in ks)] for *words, rates in found]
 
 
-def k_rows(runs: Sequence[Results]) -> tuple[list[int], list[dict[str, Any]]]:
-    """pass@k and majority@k of each set and run: all k, and a row with the rates by k for each that has some."""
-    rows: list[dict[str, Any]] = []
-    for name in list(dict.fromkeys(name for run in runs for name in run.sets))[:_MAX_SETS]:
-        for run in runs:
-            for title, key in (("pass@k", "pass_at_k"), ("majority@k", "majority_at_k")):
-                rates = _by_k(run.sets.get(name, {}).get(key))
-                if rates:
-                    rows.append({"set": label(name), "run": label(run.name), "title": title, "rates": rates})
-    ks: set[int] = {k for row in rows for k in row["rates"]}
-    return sorted(ks), rows
-
-
-def totals(run: Results) -> dict[str, float | None]:
-    """Sums over a run's sets, None where no set says the number."""
-    summed: dict[str, float | None] = {}
-    for key in ("n", "n_total", "n_unparsed", "n_truncated", "n_bad_media"):
-        values = [number_or_none(entry.get(key)) for entry in run.sets.values()]
-        known = [value for value in values if value is not None]
-        summed[key] = sum(known) if known else None
-    return summed
-
-
-def step_charts(checkpoints: Sequence[Results]) -> list[Any]:
-    """A chart a set: accuracy, and pass@k at the largest k where there are several outputs, over the training step.
+def step_charts(checkpoints: Sequence[Results]) -> list[Markup]:
+    """A chart per set: accuracy, and pass@k at the largest k where there are several outputs, over the training step.
 
     Raises:
         ConfigError: a checkpoint's results do not say its step, or two say the same.
@@ -308,32 +257,24 @@ def step_charts(checkpoints: Sequence[Results]) -> list[Any]:
             )
         by_step[one.step] = one
     charts = []
-    for name in list(dict.fromkeys(name for one in checkpoints for name in one.sets))[:_MAX_SETS]:
-        entries = {step: by_step[step].sets.get(name, {}) for step in sorted(by_step)}
+    for name in _set_names(checkpoints):
+        points: dict[str, dict[int, float]] = {"accuracy": {}, "pass@k, largest k": {}}
+        for step in sorted(by_step):
+            entry = by_step[step].sets.get(name, {})
+            k, rate = next(reversed(rates_by_k(dict_at(entry, "pass_at_k")).items()), (0, None))
+            # With one output a question pass@1 is the accuracy once more.
+            values = (number_or_none(entry.get("accuracy")), rate if k > 1 else None)
+            for of_curve, value in zip(points.values(), values, strict=True):
+                if value is not None:
+                    of_curve[step] = value
         curves = [
-            curve
-            for title, read in (("accuracy", _accuracy), ("pass@k, largest k", _largest_pass))
-            if (curve := _curve(title, {step: read(entry) for step, entry in entries.items()})) is not None
+            Curve(title, tuple(known), tuple(known.values()), tuple(known.values()))
+            for title, known in points.items()
+            if known
         ]
         if curves:
             charts.append(draw_chart(LineChart(label(name), "by training step", tuple(curves), as_percent=True)))
     return charts
-
-
-def _curve(name: str, values: dict[int, float | None]) -> Curve | None:
-    known = {step: value for step, value in values.items() if value is not None}
-    return Curve(name, tuple(known), tuple(known.values()), tuple(known.values())) if known else None
-
-
-def _accuracy(entry: dict[str, Any]) -> float | None:
-    return number_or_none(entry.get("accuracy"))
-
-
-def _largest_pass(entry: dict[str, Any]) -> float | None:
-    """None with one output a question, where it is the accuracy once more."""
-    rates = dict_at(entry, "pass_at_k")
-    ks = _ks(rates)
-    return number_or_none(rates[str(ks[-1])]) if ks and ks[-1] > 1 else None
 
 
 def protocol_rows(runs: Sequence[Results]) -> tuple[list[dict[str, Any]], int]:
@@ -356,24 +297,26 @@ def _flattened(prefix: str, value: Any, depth: int = 0) -> list[tuple[str, str]]
     return [(prefix.removeprefix("."), words)]
 
 
-def comparison_rows(own: Marks, others: Sequence[tuple[str, Marks]]) -> list[dict[str, Any]]:
-    """A row for each set and other run that share questions with a value in both."""
+def comparison_rows(own: Marks, others: Sequence[tuple[str, Marks]]) -> list[list[str]]:
+    """Set, other run, n, mean difference, standard error, higher and lower, where both share questions with a value."""
     rows = []
     for name, marks in own.items():
         for other_name, other in others:
             shared = sorted(marks.keys() & other.get(name, {}).keys())
-            pairs = [(marks[key], other[name][key]) for key in shared]
-            row = paired_difference(pairs)
-            if row is not None:
-                rows.append({"set": label(name), "other": label(other_name), **row})
+            found = paired_difference([(marks[key], other[name][key]) for key in shared])
+            if found is not None:
+                points = f"{100 * found['difference']:+.1f}".replace("-", "−") + " points"
+                error = "–" if found["error"] is None else f"{100 * found['error']:.1f}"
+                counts = [f"{found[key]:,}" for key in ("n", "higher", "lower")]
+                rows.append([label(name), label(other_name), counts[0], points, error, *counts[1:]])
     return rows
 
 
 def paired_difference(pairs: Sequence[tuple[Mark, Mark]]) -> dict[str, Any] | None:
     """Mean difference of scores (the first less the second) and its standard error, clustered as the first has it.
 
-    See ``estimates.py``. Pairs of which one has no score are passed over; None without any pair, an error of None with
-    a single cluster.
+    See ``estimates.py``. Pairs of which one has no score are skipped; None without any pair, an error of None with a
+    single cluster.
     """
     valued = [(a.cluster, a.score - b.score) for a, b in pairs if a.score is not None and b.score is not None]
     estimate = mean_of(valued)

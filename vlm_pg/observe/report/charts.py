@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -85,6 +86,7 @@ def kept_points(values: Sequence[float], limit: int) -> list[int]:
     return sorted(kept)
 
 
+_TEMPLATE = Path(__file__).parent / "templates" / "chart.html"
 WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 30
 NUM_COLORS = 6
@@ -127,7 +129,7 @@ def draw_chart(chart: LineChart) -> Markup:
     """A figure with title, legend, SVG and the numbers for hovering."""
     frame, clipped = make_frame(chart)
     return render(
-        "chart.html",
+        _TEMPLATE,
         chart=chart,
         curves=[_lines(curve, color % NUM_COLORS, frame, chart) for color, curve in enumerate(chart.curves)],
         clipped=None if clipped is None else _show(clipped, chart),
