@@ -113,7 +113,7 @@ def score(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    from vlm_pg.observe.quiet import quiet_libraries
+    from vlm_pg.observe.console import quiet_libraries
     from vlm_pg.training.export import export
 
     quiet_libraries()

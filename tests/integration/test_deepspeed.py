@@ -15,7 +15,7 @@ from tests.integration.zero_generate import policy_with_many_stops, prompts_of, 
 from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, read_lines, run_cli, save_tiny_model, write_config
 from tests.support.tiny import tiny_model
-from tests.unit.observe.trackers.test_tensorboard import expected_scalars, scalars
+from tests.support.tracker_files import expected_scalars, scalars
 from vlm_pg.observe.run_folder import RunFolder
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.processes import ModuleProcess
 from tests.support.runs import ROOT, read_lines, run_cli
-from tests.unit.observe.trackers.test_tensorboard import expected_scalars, scalars
+from tests.support.tracker_files import expected_scalars, scalars
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.training.checkpoints import find_checkpoints
 

@@ -15,7 +15,7 @@ from tests.support.short_run import STEPS, short_run, train_here
 from vlm_pg.errors import ServerError
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.observe.metrics import MetricsLog
+from vlm_pg.observe.logs import MetricsLog
 from vlm_pg.observe.run_lock import RunLock
 from vlm_pg.training import main as training
 from vlm_pg.training import trainer

@@ -1,4 +1,4 @@
-"""What wandb and swanlab write without a network, read back. Both keep protocol buffers in LevelDB's log format."""
+"""Files that tensorboard, wandb and swanlab write, read back. The last two keep protocol buffers in LevelDB's log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from vlm_pg.observe.run_folder import RunFolder
 
 _HEADER, _BLOCK = 7, 32768
 _FULL, _LAST = 1, 4
@@ -69,3 +73,26 @@ def swanlab_scalars(path: Path) -> list[tuple[str, int, float]]:
 
     found = (Record.FromString(data) for data in records(path))
     return [(one.scalar.key, one.scalar.step, one.scalar.value.number) for one in found if one.HasField("scalar")]
+
+
+def events(folder: RunFolder) -> Any:
+    from tensorboard.backend.event_processing import event_accumulator
+
+    return event_accumulator.EventAccumulator(
+        str(folder.tensorboard), size_guidance={"tensors": 0, "images": 0}
+    ).Reload()
+
+
+def scalars(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    found = events(folder)
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def expected_scalars(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    """metrics.jsonl in tensorboard's precision."""
+    table: dict[str, list[tuple[int, float]]] = {}
+    for line in map(json.loads, folder.metrics.read_text().splitlines()):
+        for key, value in line.items():
+            if key not in ("step", "phase", "time") and value is not None:
+                table.setdefault(f"train/{key}", []).append((line["step"], float(np.float32(value))))
+    return table

@@ -1,15 +1,14 @@
-"""What a check says: lines for the console, ``check.json`` and a page."""
+"""The results of a check: lines for the console, ``check.json`` and a page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.check.tally import Reasons, SetTally
-from vlm_pg.files import write_bytes_atomic, write_json_atomic
-from vlm_pg.observe.report.markup import number, shown
+from vlm_pg.check.findings import SetTally
+from vlm_pg.files import write_json_atomic
+from vlm_pg.observe.report.markup import write_page
 
 REFUSED, WARNED, REPORT, PAGE = "refused.jsonl", "warned.jsonl", "check.json", "check.html"
 # Upper ends of the first bins.
@@ -18,10 +17,7 @@ _TOKENS, _SECONDS = 64, 1
 
 def lines(tally: SetTally) -> Iterator[str]:
     """A set in a few lines."""
-    yield (
-        f"{tally.name} ({tally.path}): {tally.records:,} records, {tally.usable:,} usable, {tally.with_errors:,} not; "
-        f"{tally.media:,} media{_left_out(tally)}"
-    )
+    yield f"{tally.name} ({tally.path}): {_counts(tally)}"
     for word, reasons in (("error", tally.errors), ("warning", tally.warnings)):
         for reason, count, (example, *_) in reasons.rows():
             shown_first = f"{example.where} ({example.sample_id}): {example.message}"
@@ -30,40 +26,31 @@ def lines(tally: SetTally) -> Iterator[str]:
         yield f"  {title.lower()}: {row}" + (f"; {note}" if note else "")
 
 
-def _left_out(tally: SetTally) -> str:
-    return f"; {tally.left_out:,} more are left out, because the run never asks for them" if tally.left_out else ""
+def _counts(tally: SetTally) -> str:
+    more = f"; {tally.left_out:,} more are left out, because the run never asks for them" if tally.left_out else ""
+    return f"{tally.records:,} records, {tally.usable:,} usable, {tally.with_errors:,} not; {tally.media:,} media{more}"
 
 
 def write_reports(folder: Path, tallies: Sequence[SetTally], settings: dict[str, Any]) -> None:
-    """Write ``check.json`` and ``check.html``, which holds everything in itself and runs no script.
+    """Write ``check.json`` and ``check.html``, which is self-contained and runs no script.
 
     Args:
-        folder: where they are written.
         tallies: of all sets.
-        settings: what was checked under, as JSON values.
+        settings: that the figures depend on, as JSON values.
     """
     write_json_atomic(folder / REPORT, {"settings": settings, "sets": {one.name: one.as_json() for one in tallies}})
-    write_bytes_atomic(folder / PAGE, _page(tallies, settings).encode("utf-8", "backslashreplace"))
+    views = []
+    for tally in tallies:
+        found = [("error", "down", *row) for row in tally.errors.rows()]
+        found += [("warning", "", *row) for row in tally.warnings.rows()]
+        line = f"{tally.path}: {_counts(tally)}."
+        views.append({"tally": tally, "line": line, "found": found, "figures": list(_figures(tally))})
+    template = Path(__file__).parent / "templates" / "check.html"
+    write_page(folder / PAGE, template, "Records before training", sets=views, settings=settings)
 
 
-def _page(tallies: Sequence[SetTally], settings: dict[str, Any]) -> str:
-    from jinja2 import Environment, StrictUndefined
-
-    template = resources.files("vlm_pg.check").joinpath("page.html").read_text("utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=shown
-    )
-    environment.filters["number"] = number
-    return environment.from_string(template).render(sets=[_view(one) for one in tallies], settings=settings)
-
-
-def _view(tally: SetTally) -> dict[str, Any]:
-    found = [("error", row) for row in _rows(tally.errors)] + [("warning", row) for row in _rows(tally.warnings)]
-    return {"tally": tally, "left_out": _left_out(tally), "found": found, "figures": list(_figures(tally))}
-
-
-def _figures(tally: SetTally) -> Iterator[tuple[str, str, str, list[dict[str, Any]]]]:
-    """Of each distribution its title, its percentiles, a note and its bars."""
+def _figures(tally: SetTally) -> Iterator[tuple[str, str, str, list[tuple[str, int, str]]]]:
+    """Of each distribution its title, its percentiles, a note and its bins: label, count, width in percent."""
     tokens, seconds = tally.tokens.summary(), tally.seconds.summary()
     if tokens is not None:
         above = f"{tally.above_limit:,} above the limit of {tally.limit:,}"
@@ -76,11 +63,6 @@ def _percentiles(summary: dict[str, float], form: str) -> str:
     return ", ".join(f"{name} {value:{form}}" for name, value in summary.items())
 
 
-def _rows(reasons: Reasons) -> list[dict[str, Any]]:
-    return [{"reason": reason, "count": count, "examples": examples} for reason, count, examples in reasons.rows()]
-
-
-def _bars(bins: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Of each bin its label, count, and width in percent."""
+def _bars(bins: Sequence[tuple[str, int]]) -> list[tuple[str, int, str]]:
     most = max(count for _, count in bins)
-    return [{"label": label, "count": count, "width": f"{100 * count / most:.1f}"} for label, count in bins]
+    return [(label, count, f"{100 * count / most:.1f}") for label, count in bins]

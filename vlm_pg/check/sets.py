@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlm_pg.check.findings import SetTally
 from vlm_pg.check.lengths import LengthRules
 from vlm_pg.check.probing import Place
-from vlm_pg.check.tally import SetTally
 from vlm_pg.data.files import count_raw
 from vlm_pg.data.mixture import check_weights
 from vlm_pg.data.prepared_reader import is_prepared

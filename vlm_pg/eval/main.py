@@ -28,10 +28,9 @@ from vlm_pg.files import write_json_atomic
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import WeightlessPolicy, load_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.observe.console import Console
-from vlm_pg.observe.quiet import quiet_libraries
+from vlm_pg.observe.console import Console, quiet_libraries
+from vlm_pg.observe.logs import save_strip
 from vlm_pg.observe.run_folder import RunFolder
-from vlm_pg.observe.thumbnails import save_strip
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder

@@ -1,7 +1,8 @@
-"""What a run prints: lines and tables, and a progress bar when somebody watches a terminal."""
+"""Lines and tables that a run prints, with a progress bar on a terminal."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -180,3 +181,13 @@ def _new_bars(console: rich.console.Console | None) -> rich.progress.Progress:
         progress.TimeRemainingColumn(),
         console=console,
     )
+
+
+def quiet_libraries() -> None:
+    """No progress bars for loading a few tensors, no warning that a CPU machine has no accelerator. Errors stay."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -1,4 +1,4 @@
-"""The folder of one run: where each file lies, and how a new run gets an empty one without losing an old one."""
+"""The folder of one run: its files, a new one without losing an old one, and whether it is still there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.errors import ConfigError
+from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
@@ -135,3 +135,41 @@ def free_name(path: Path, timestamp: str, between: str = ".old-") -> Path:
         aside = path.with_name(f"{path.name}{between}{timestamp}-{number}")
         number += 1
     return aside
+
+
+class FolderGone(VlmPgError):
+    """The run's folder was removed, or another one stands in its place."""
+
+
+class Presence:
+    """Remembers a folder by its place on disk: open files of a removed folder can be written without an error."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._known = os.stat(path)
+
+    def check(self) -> None:
+        """Raise FolderGone if the path does not lead to the folder any more.
+
+        Raises:
+            FolderGone: see there.
+        """
+        if not self._is_here():
+            state = "is another folder now" if self._path.exists() else "is not there any more"
+            raise FolderGone(
+                f"The run's folder {self._path} {state}: it was moved or removed while the run was going on, and what "
+                "the run writes would be lost. Move it back and resume with run.resume=auto, or begin again in another "
+                "run.dir."
+            )
+
+    def refuge(self) -> Path:
+        """Where finished work can still be saved: the path itself, unless something else is there."""
+        if self._is_here() or not os.path.lexists(self._path):
+            return self._path
+        return free_name(self._path, f"{datetime.now():%Y%m%d-%H%M%S}", ".rescued-")
+
+    def _is_here(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self._path), self._known)
+        except OSError:
+            return False

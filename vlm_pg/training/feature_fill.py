@@ -16,7 +16,7 @@ from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.vision_pieces import shares
-from vlm_pg.observe.quiet import quiet_libraries
+from vlm_pg.observe.console import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.prompt_source import PromptSource
 from vlm_pg.prompts.source_pool import SourcePool

@@ -27,14 +27,12 @@ from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import check_sequence_size, load_policy
 from vlm_pg.models.reference import load_reference
-from vlm_pg.observe.console import Console
-from vlm_pg.observe.metrics import MetricsLog
-from vlm_pg.observe.quiet import quiet_libraries
+from vlm_pg.observe.console import Console, quiet_libraries
+from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.report import write_report
-from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
-from vlm_pg.observe.trace import Timeline
-from vlm_pg.observe.trackers.trackers import Trackers
+from vlm_pg.observe.timeline import Timeline
+from vlm_pg.observe.trackers import Trackers
 from vlm_pg.plan.check import check_fits
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool

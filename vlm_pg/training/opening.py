@@ -12,8 +12,7 @@ import yaml
 from vlm_pg.config import RunConfig, dump_config
 from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ConfigError
-from vlm_pg.observe.presence import Presence
-from vlm_pg.observe.run_folder import RunFolder, refuse_what_is_no_run
+from vlm_pg.observe.run_folder import Presence, RunFolder, refuse_what_is_no_run
 from vlm_pg.observe.run_lock import LOCK, RunLock
 from vlm_pg.training import history
 from vlm_pg.training.saving import changed_settings

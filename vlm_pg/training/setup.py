@@ -18,7 +18,7 @@ from vlm_pg.models.logits import logits_fault
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import LoraSettings, Part
 from vlm_pg.models.weights import is_quantized, num_elements
-from vlm_pg.observe.trackers.kinds import refuse_missing
+from vlm_pg.observe.trackers import refuse_missing
 from vlm_pg.rollout.graphs import decoding_line
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights

@@ -18,13 +18,11 @@ from vlm_pg.errors import SampleError, ServerError, TooManyBadSamples, VlmPgErro
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
 from vlm_pg.models.reference import ScoringPolicy, scoring_phase
 from vlm_pg.observe.console import Console
-from vlm_pg.observe.metrics import MetricsLog
-from vlm_pg.observe.presence import FolderGone, Presence
-from vlm_pg.observe.rollouts import RolloutsLog
-from vlm_pg.observe.run_folder import RunFolder
-from vlm_pg.observe.sharing import generation_line, sharing_line
-from vlm_pg.observe.trace import Timeline
-from vlm_pg.observe.trackers.trackers import Trackers
+from vlm_pg.observe.logs import MetricsLog, RolloutsLog
+from vlm_pg.observe.run_folder import FolderGone, Presence, RunFolder
+from vlm_pg.observe.step_line import generation_line, sharing_line
+from vlm_pg.observe.timeline import Timeline
+from vlm_pg.observe.trackers import Trackers
 from vlm_pg.plan.costs import cost_model
 from vlm_pg.plan.shape import shape_of
 from vlm_pg.rewards.rewarder import Rewarder

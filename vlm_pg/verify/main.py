@@ -15,8 +15,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.observe.console import Console
-from vlm_pg.observe.quiet import quiet_libraries
+from vlm_pg.observe.console import Console, quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rollout.engine import RolloutEngine

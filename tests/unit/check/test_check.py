@@ -218,7 +218,12 @@ def test_reports(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = [int(found.replace(",", "")) for found in re.findall(r"(?:min|median|p95|max) ([\d,]+),?", out)[:4]]
     assert lengths == list(one["prompt_tokens"].values())
     assert "missing_media" in out and "\x1b" not in out + page and "<script" not in page
-    assert "&lt;script&gt;" in page and page.count('class="bar"') > 4 and "http" not in page
+    assert (
+        "&lt;script&gt;" in page
+        and page.count('class="bar after"') > 4
+        and "http:" not in page
+        and "https:" not in page
+    )
     log = BadSampleLog(folder.path / "out/refused.jsonl", 1.0, 1)
     assert log.counts == one["errors"]
 
@@ -234,8 +239,8 @@ def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatc
     records = [kinds[n % 4](n) for n in range(40)] + [record(3, problem="Else?")]
     found = []
     for workers, window, batch in ((2, 3, 2), (0, 1, 1)):
-        monkeypatch.setattr("vlm_pg.check.running.WINDOW", window)
-        monkeypatch.setattr("vlm_pg.check.running.BATCH", batch)
+        monkeypatch.setattr("vlm_pg.check.command.WINDOW", window)
+        monkeypatch.setattr("vlm_pg.check.command.BATCH", batch)
         folder.check(records, media={"workers": workers})
         found.append((folder.path / "out/refused.jsonl").read_text())
     assert len(set(found)) == 1 and len(found[0].splitlines()) == 21
@@ -251,8 +256,8 @@ def test_a_file_is_looked_at_once(folder: Folder, monkeypatch: pytest.MonkeyPatc
         return real(kind, path, *rest)
 
     monkeypatch.setattr(probe, "probe_file", counted)
-    monkeypatch.setattr("vlm_pg.check.running.WINDOW", 8)  # most are asked for when earlier ones are done
-    monkeypatch.setattr("vlm_pg.check.running.BATCH", 4)
+    monkeypatch.setattr("vlm_pg.check.command.WINDOW", 8)  # most are asked for when earlier ones are done
+    monkeypatch.setattr("vlm_pg.check.command.BATCH", 4)
     records = [about(n, ("./" if n % 2 else "") + "video_90.mov") for n in range(40)]
     records += [about(41, "av1_video.mkv"), about(42, "av1_video.mkv", start=1.0), about(43, "av1_video.mkv")]
     assert folder.check(records, [about(1, "c.png")])[0] == 0

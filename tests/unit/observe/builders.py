@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from vlm_pg.metrics import KL_CHART, REWARD_CHART, Metric
-from vlm_pg.observe.metrics import MetricsLog
-from vlm_pg.observe.rollouts import RolloutsLog
+from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.types import MediaRef, Prompt, RewardBreakdown, Rollout, RolloutGroup, Sample
 

@@ -6,7 +6,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from vlm_pg.observe.json_array import ArrayFile
+from vlm_pg.observe.timeline import ArrayFile
 
 if __name__ == "__main__":
     file = ArrayFile(Path(sys.argv[1]))

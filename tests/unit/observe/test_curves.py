@@ -12,12 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.observe.builders import make_group
+from vlm_pg.observe.logs import RolloutsLog
 from vlm_pg.observe.report import write_report
-from vlm_pg.observe.report.charts import Chart, draw_chart, make_frame, nice_ticks, tick_label
-from vlm_pg.observe.report.curves import MAX_POINTS, Curve, kept_points, make_curve, rolling_mean
+from vlm_pg.observe.report.charts import (
+    MAX_POINTS,
+    Curve,
+    LineChart,
+    draw_chart,
+    kept_points,
+    make_curve,
+    make_frame,
+    nice_ticks,
+    rolling_mean,
+    tick_label,
+)
 from vlm_pg.observe.report.read import Series
-from vlm_pg.observe.report.rollout_index import choose_questions
-from vlm_pg.observe.rollouts import RolloutsLog
+from vlm_pg.observe.report.rollouts import choose_questions
 from vlm_pg.observe.run_folder import RunFolder
 
 finite = st.floats(-1e12, 1e12, allow_nan=False)
@@ -52,7 +62,7 @@ def test_a_long_metric_keeps_its_spike() -> None:
 
 @given(st.lists(finite, min_size=1, max_size=60), st.booleans())
 def test_any_finite_values_can_be_drawn_inside_the_frame(values: list[float], as_percent: bool) -> None:
-    svg = draw_chart(Chart("x", "", (curve(values),), as_percent))
+    svg = draw_chart(LineChart("x", "", (curve(values),), as_percent))
     heights = [float(y) for path in re.findall(r' d="M([^"]*)"', svg) for y in re.findall(r" (-?[\d.]+)", path)]
     assert all(0 <= height <= 220 for height in heights)
     assert not re.search(r"nan|inf", svg)
@@ -61,7 +71,7 @@ def test_any_finite_values_can_be_drawn_inside_the_frame(values: list[float], as
 def test_ticks_are_round_and_labels_have_the_decimals_they_need() -> None:
     assert nice_ticks(0, 1, 4) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert nice_ticks(1, 300, 6) == [50, 100, 150, 200, 250, 300]
-    plain, shares = Chart("x", "", ()), Chart("x", "", (), as_percent=True)
+    plain, shares = LineChart("x", "", ()), LineChart("x", "", (), as_percent=True)
     assert [tick_label(tick, 0.25, plain) for tick in (0, 0.25, 0.5, -0.5)] == ["0", "0.25", "0.50", "−0.50"]
     assert tick_label(5000, 5000, plain) == "5,000"
     assert tick_label(2e-6, 1e-6, plain) == "2.0e-6"
@@ -71,7 +81,7 @@ def test_ticks_are_round_and_labels_have_the_decimals_they_need() -> None:
 def test_rare_spikes_are_cut_and_said() -> None:
     values = [1.0 + 0.01 * (index % 7) for index in range(200)]
     values[50] = 500.0
-    chart = Chart("Gradient norm", "", (curve(values),))
+    chart = LineChart("Gradient norm", "", (curve(values),))
     frame, clipped = make_frame(chart)
     assert clipped == 500.0
     assert frame.high < 3

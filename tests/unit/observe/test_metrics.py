@@ -12,10 +12,8 @@ from PIL import Image
 from tests.unit.observe.builders import make_group, make_run, read_lines
 from vlm_pg.errors import VlmPgError
 from vlm_pg.metrics import Chart, Metric
-from vlm_pg.observe.metrics import Drawn, MetricsLog, read_drawn
-from vlm_pg.observe.rollouts import RolloutsLog, pick_groups
+from vlm_pg.observe.logs import Drawn, MetricsLog, RolloutsLog, draw_strip, pick_groups, read_drawn, shown_frames
 from vlm_pg.observe.run_folder import RunFolder
-from vlm_pg.observe.thumbnails import draw_strip, shown_frames
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.observe.builders import make_run
 from tests.unit.observe.test_report import HOSTILE, Page
 from vlm_pg.observe.report import write_report
-from vlm_pg.observe.report.read_trace import read_trace
+from vlm_pg.observe.report.timeline import read_trace
 
 START = 1_795_417_000_000_000
 # Of a step of ten seconds.

@@ -17,7 +17,7 @@ import pytest
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.observe import run_lock
-from vlm_pg.observe.presence import FolderGone, Presence
+from vlm_pg.observe.run_folder import FolderGone, Presence
 from vlm_pg.observe.run_lock import LOCK, RunLock
 
 HOLD = """

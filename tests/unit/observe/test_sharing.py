@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.observe.sharing import generation_line, sharing_line
+from vlm_pg.observe.step_line import generation_line, sharing_line
 
 VALUES = {
     "groups": 16.0,

@@ -14,9 +14,8 @@ import pytest
 
 from tests.support.processes import ModuleProcess
 from vlm_pg.distributed import RankLayout
-from vlm_pg.observe.json_array import ArrayFile
 from vlm_pg.observe.run_folder import RunFolder
-from vlm_pg.observe.trace import Timeline
+from vlm_pg.observe.timeline import ArrayFile, Timeline
 from vlm_pg.training.phases import Phases
 
 

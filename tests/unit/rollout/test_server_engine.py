@@ -24,7 +24,7 @@ from vlm_pg.distributed import ALONE
 from vlm_pg.errors import ConfigError, SampleError, ServerError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
-from vlm_pg.observe.trace import Timeline
+from vlm_pg.observe.timeline import Timeline
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.sampling import rollout_key

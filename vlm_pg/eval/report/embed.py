@@ -1,22 +1,29 @@
 """The questions of a results folder as pieces of the page: an index to filter by, pages of questions, frames.
 
 The index and each page are JSON, compressed and in base64, so that nothing in them can end a script element; the
-browser unpacks a page of questions when one of them is shown.
+browser unpacks a page of questions when it shows one of them.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
+import hashlib
+import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.report import questions
-from vlm_pg.eval.report.frames import FramePool
+from PIL import Image
+
+from vlm_pg.eval.contracts import Answered, Judged, Output
 from vlm_pg.eval.report.results import Marks, Results, label, score_of
+from vlm_pg.observe.report.markup import first, number_or_none
+from vlm_pg.observe.text import one_line, visible
+from vlm_pg.types import right_letters
 
 PAGE_QUESTIONS = 200
 _Frames = dict[tuple[str, int], dict[str, Any] | None]
@@ -106,7 +113,7 @@ def _fill(results: Results, room: Room, most: int, pool: FramePool, frames: _Fra
         limit = pool.size + (room.frames - pool.size) // (len(results.answers) - done)
         for right in (False, True):
             for place, (answered, shown) in enumerate(results.rows(name)):
-                if shown.get("frames") and right == (questions.outcome_of(answered) == questions.RIGHT):
+                if shown.get("frames") and right == (outcome_of(answered) == RIGHT):
                     found = frames[name, place] = pool.add(shown, most, limit)
                     if found is None and not last:
                         return False
@@ -147,23 +154,23 @@ class _Packed:
         if self.full or self.count >= self.room.questions:
             return False
         score = score_of(answered)
-        flags = questions.flags_of(answered)
+        flags = flags_of(answered)
         if score is not None and any(other is not None and abs(other - score) > 1e-9 for other in scores):
-            flags += questions.OTHERS_DIFFER
+            flags += OTHERS_DIFFER
         row = {
             "set": self._sets.setdefault(label(name), len(self._sets)),
             "category": self._categories.setdefault(label(answered.category), len(self._categories)),
             "id": label(answered.sample_id),
-            "text": questions.preview_of(answered),
-            "outcome": questions.outcome_of(answered),
+            "text": preview_of(answered),
+            "outcome": outcome_of(answered),
             "flags": flags,
             "score": None if score is None else round(score, 4),
-            "marks": questions.marks_of(answered),
+            "marks": marks_of(answered),
             "others": [None if other is None else round(other, 4) for other in scores],
         }
         for key, value in row.items():
             self._columns.setdefault(key, []).append(value)
-        detail = questions.detail_of(answered, self.length)
+        detail = detail_of(answered, self.length)
         if has_frames:
             detail["frames"] = frames or {"at": [], "seconds": [], "why": "left out to keep this file small"}
         self._waiting.append(detail)
@@ -230,3 +237,225 @@ def _compressed(value: Any) -> str:
     """JSON in base64 of zlib's format, "deflate" to browsers."""
     data = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+
+
+# Outcomes of a question, by its score (mean@n).
+WRONG, PARTLY, RIGHT, NO_VALUE = range(4)
+# What else one looks for; a question has the sum of those it meets.
+UNPARSED, DISAGREEING, TRUNCATED, BAD_MEDIA, OTHERS_DIFFER, JUDGED = 1, 2, 4, 8, 16, 32
+
+_MAX_OPTIONS, _MAX_OUTPUTS, _MAX_DETAILS, _MAX_MARKS = 50, 64, 40, 32
+_OPTION_CHARACTERS, _SHORT_CHARACTERS, _PREVIEW_CHARACTERS = 500, 300, 130
+
+
+def outcome_of(answered: Answered) -> int:
+    """RIGHT: every output that counts scores 1; WRONG: every one scores 0; PARTLY: anything between."""
+    score = score_of(answered)
+    if score is None:
+        return NO_VALUE
+    return RIGHT if score >= 1 else WRONG if score <= 0 else PARTLY
+
+
+def flags_of(answered: Answered) -> int:
+    """UNPARSED: some output gives no answer. DISAGREEING: not all of them give the same. TRUNCATED: some was cut off.
+    BAD_MEDIA: the question could not be asked. JUDGED: a judge model decided about some.
+    """
+    answers = {str(one.reading.answer) if one.reading.answer is not None else None for one in answered.outputs}
+    return (
+        UNPARSED * (None in answers)
+        + DISAGREEING * (len(answers) > 1)
+        + TRUNCATED * any(one.finish_reason == "length" for one in answered.outputs)
+        + BAD_MEDIA * (answered.fault is not None)
+        + JUDGED * any(one.judged is not None and one.judged.decided for one in answered.outputs)
+    )
+
+
+def marks_of(answered: Answered) -> str:
+    """A character an output, for the row of squares: its score in tenths ("0" to "9", "A" for 1), "-" without one."""
+    scores = [number_or_none(one.reading.score) if one.reading.counts else None for one in answered.outputs]
+    tenths = ["-" if score is None else "0123456789A"[int(10 * min(max(score, 0.0), 1.0))] for score in scores]
+    return "".join(tenths[:_MAX_MARKS]) + ("+" if len(tenths) > _MAX_MARKS else "")
+
+
+def preview_of(answered: Answered) -> str:
+    """The beginning of a question on one line."""
+    flat = one_line(str(answered.question)[: 4 * _PREVIEW_CHARACTERS])
+    return flat if len(flat) <= _PREVIEW_CHARACTERS else flat[: _PREVIEW_CHARACTERS - 1] + "…"
+
+
+def detail_of(answered: Answered, limit: int) -> dict[str, Any]:
+    """All that is shown of a question; texts longer than ``limit`` characters lose their middle, and say how much."""
+    options, more_options = first(answered.options, _MAX_OPTIONS)
+    outputs, more_outputs = first(answered.outputs, _MAX_OUTPUTS)
+    details = answered.details if isinstance(answered.details, dict) else {}
+    return {
+        "question": pieces(answered.question, limit),
+        "options": [_short(option, _OPTION_CHARACTERS) for option in options],
+        "more_options": more_options,
+        "gold": _short(answered.gold, _OPTION_CHARACTERS),
+        "gold_at": _gold_options(answered, options),
+        "kind": label(answered.kind),
+        "cluster": _short(answered.cluster),
+        "details": [
+            [label(name), _short(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))]
+            for name, value in list(details.items())[:_MAX_DETAILS]
+        ],
+        "fault": None if answered.fault is None else [label(answered.fault[0]), _short(answered.fault[1], 2000)],
+        "outputs": [_output(one, limit) for one in outputs],
+        "more_outputs": more_outputs,
+    }
+
+
+def _output(one: Output, limit: int) -> dict[str, Any]:
+    reading = one.reading
+    return {
+        "text": pieces(one.text, limit),
+        "answer": None if reading.answer is None else _short(reading.answer),
+        "score": number_or_none(reading.score),
+        "note": _short(reading.note),
+        "counts": reading.counts is not False,
+        "cut_off": one.finish_reason == "length",
+        "tokens": number_or_none(one.num_tokens),
+        "judged": None if one.judged is None else _judged(one.judged, limit),
+    }
+
+
+def _judged(judged: Judged, limit: int) -> dict[str, Any]:
+    return {
+        "decided": judged.decided is True,
+        "answer": None if judged.answer is None else _short(judged.answer),
+        "score": number_or_none(judged.score),
+        "note": _short(judged.note),
+        "reply": pieces(judged.reply, limit),
+    }
+
+
+def pieces(text: object, limit: int) -> list[str | int]:
+    """``[text]``, or of a longer one ``[beginning, number of characters left out, end]``: answers stand at the end."""
+    words = str(text)
+    if len(words) <= limit:
+        return [visible(words)]
+    tail = limit // 2
+    return [visible(words[: limit - tail]), len(words) - limit, visible(words[len(words) - tail :])]
+
+
+def _short(text: object, limit: int = _SHORT_CHARACTERS) -> str:
+    words = str(text)
+    return visible(words) if len(words) <= limit else visible(words[:limit]) + " …"
+
+
+def _gold_options(answered: Answered, options: list[str]) -> list[int]:
+    """Places of the right options among those shown."""
+    if answered.kind not in ("multiple_choice", "multiple_select"):
+        return []
+    letters = right_letters(str(answered.gold))
+    return [place for place, option in enumerate(options) if str(option).split(".", 1)[0] in letters]
+
+
+HEIGHT, WIDTH = 120, 320  # of a thumbnail at most, in pixels
+_KEPT_BYTES = 8_000  # a JPEG up to this size is taken as it is
+_MAX_SOURCE_BYTES = 20_000_000
+_QUALITY = 60
+_CHUNK_CHARACTERS = 1_000_000
+
+
+class FramePool:
+    """Collects thumbnails; ``chunks`` are JSON lists of them in base64, which the page decodes when they are shown.
+
+    Args:
+        folder: the results folder; no picture outside of it is read.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder.resolve()
+        self._places: dict[bytes, tuple[int, int] | str] = {}
+        self._chunks: list[list[str]] = [[]]
+        self._in_chunk = 0
+        self.size = 0
+
+    def chunks(self) -> list[str]:
+        """Each as it stands in the page."""
+        return [json.dumps(chunk, separators=(",", ":")) for chunk in self._chunks if chunk]
+
+    def add(self, shown: dict[str, Any], most: int, room: int) -> dict[str, Any] | None:
+        """Take a question's frames, at most ``most`` of them, evenly spaced.
+
+        Returns:
+            ``{"at": [[chunk, place], ...], "seconds": [...], "why": "..."}``: where they are, the time of each (None if
+            unknown), and what is amiss with those that could not be used ("" where nothing is). None if taking them
+            would make the pool larger than ``room`` characters; then none of them is taken.
+        """
+        frames = shown.get("frames")
+        frames = frames if isinstance(frames, list) else []
+        times = shown.get("seconds")
+        times = times if isinstance(times, list) and len(times) == len(frames) else [None] * len(frames)
+        count = min(len(frames), most)
+        chosen = [index * (len(frames) - 1) // max(1, count - 1) for index in range(count)]
+        keys = [hashlib.sha256(str(frames[index]).encode("utf-8", "replace")).digest() for index in chosen]
+        unknown = {key: frames[index] for key, index in zip(keys, chosen, strict=True) if key not in self._places}
+        if unknown and self.size >= room:
+            return None
+        new: dict[bytes, str] = {}
+        faults: dict[bytes, str] = {}
+        for key, frame in unknown.items():
+            try:
+                new[key] = base64.b64encode(small_jpeg(self._bytes_of(frame))).decode("ascii")
+            except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
+                faults[key] = visible(str(error))[:300]
+        if new and self.size + sum(map(len, new.values())) > room:
+            return None
+        self._places.update({key: self._place(picture) for key, picture in new.items()})
+        self._places.update(faults)
+        found = [(self._places[key], number_or_none(times[index])) for key, index in zip(keys, chosen, strict=True)]
+        return {
+            "at": [place for place, _ in found if not isinstance(place, str)],
+            "seconds": [seconds for place, seconds in found if not isinstance(place, str)],
+            "why": next((place for place, _ in found if isinstance(place, str)), ""),
+        }
+
+    def _place(self, picture: str) -> tuple[int, int]:
+        if self._in_chunk + len(picture) > _CHUNK_CHARACTERS and self._chunks[-1]:
+            self._chunks.append([])
+            self._in_chunk = 0
+        self._chunks[-1].append(picture)
+        self._in_chunk += len(picture)
+        self.size += len(picture)
+        return len(self._chunks) - 1, len(self._chunks[-1]) - 1
+
+    def _bytes_of(self, source: object) -> bytes:
+        """What a data URI or a path inside the folder holds. Raises ValueError, OSError."""
+        if not isinstance(source, str):
+            raise ValueError("a frame is neither a data URI nor a path")
+        if source.startswith("data:"):
+            head, _, data = source.partition(",")
+            if not head.startswith("data:image/") or not head.endswith(";base64") or len(data) > _MAX_SOURCE_BYTES:
+                raise ValueError("a frame's data URI is no picture in base64, or is too large")
+            try:
+                return base64.b64decode(data, validate=True)
+            except binascii.Error as error:
+                raise ValueError(f"a frame's data URI is damaged: {error}") from error
+        path = (self._folder / source).resolve()
+        if self._folder not in path.parents:
+            raise ValueError(f"the picture {source} lies outside the results folder")
+        if not path.is_file():
+            raise ValueError(f"the picture {source} is not there")
+        if path.stat().st_size > _MAX_SOURCE_BYTES:
+            raise ValueError(f"the picture {source} is larger than {_MAX_SOURCE_BYTES:,} bytes")
+        return path.read_bytes()
+
+
+def small_jpeg(data: bytes) -> bytes:
+    """A picture as a JPEG of a few kilobytes; a JPEG that is small already stays as it is.
+
+    Raises:
+        OSError, ValueError, SyntaxError, Image.DecompressionBombError: it is no picture that can be read.
+    """
+    if len(data) <= _KEPT_BYTES and data.startswith(b"\xff\xd8\xff"):
+        return data
+    with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP")) as image:
+        image.draft("RGB", (2 * WIDTH, 2 * HEIGHT))
+        small = image.convert("RGB")
+    small.thumbnail((WIDTH, HEIGHT))
+    target = io.BytesIO()
+    small.save(target, "JPEG", quality=_QUALITY, optimize=True)
+    return target.getvalue()

@@ -1,28 +1,37 @@
-"""The page around the sections: head, key numbers, data, and a policy that lets the browser load nothing."""
+"""report.html of an evaluation: figures side by side for all runs, comparison, protocol."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
+import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from vlm_pg import __version__
 from vlm_pg.errors import ConfigError
-from vlm_pg.eval.report.compare import comparison_rows
+from vlm_pg.eval.estimates import mean_of
 from vlm_pg.eval.report.embed import Embedded, Room, embed
-from vlm_pg.eval.report.figures import judged_rows, k_rows, note_rows, protocol_rows, set_views, step_charts, totals
-from vlm_pg.eval.report.results import Results, label, read_marks, read_results
-from vlm_pg.files import write_bytes_atomic
-from vlm_pg.observe.report.markup import environment, number, number_or_none, percent
+from vlm_pg.eval.report.results import Mark, Marks, Results, label, read_marks, read_results
+from vlm_pg.observe.report.charts import Curve, LineChart, draw_chart
+from vlm_pg.observe.report.markup import (
+    HOVER_SCRIPT,
+    accuracy_figure,
+    dict_at,
+    number,
+    number_or_none,
+    percent,
+    rates_by_k,
+    tile,
+    write_page,
+)
+from vlm_pg.observe.text import visible
 
 MAX_RUNS = 6  # as many as there are colours
-_OBSERVE, _EVAL = "vlm_pg.observe.report", "vlm_pg.eval.report"
+_HERE = Path(__file__).parent
+_MAX_SETS, _MAX_CATEGORIES, _MAX_PROTOCOL, _MAX_NOTES = 100, 200, 300, 20
+_COUNTS = ("n", "n_total", "n_unparsed", "n_truncated", "n_bad_media")
+_JUDGE_COUNTS = ("n_asked", "n_raised", "n_lowered", "n_valued", "n_undecided", "n_unreached")
 
 
 def write_eval_report(
@@ -55,10 +64,45 @@ def write_eval_report(
         )
     runs = [read_results(Path(one)) for one in (folder, *compare)]
     _name_apart(runs)
-    page = _page_of(runs, title, [read_results(Path(one)) for one in checkpoints], room)
-    path = Path(folder) / "report.html"
-    write_bytes_atomic(path, page.encode("utf-8", "replace"))
-    return path
+    this, names = runs[0], [label(run.name) for run in runs]
+    marks = [read_marks(run) for run in runs]
+    others = [(run.name, found) for run, found in zip(runs[1:], marks[1:], strict=True)]
+    embedded = embed(this, others, room)
+    sets, ks = set_views(runs), k_rows(runs)
+    comparison = comparison_rows(marks[0], others)
+    of_run = [read_results(Path(one)) for one in checkpoints]
+    charts = step_charts([this, *of_run] if of_run and this.step is not None else of_run)
+    protocol, more_protocol = protocol_rows(runs)
+    nav = {"accuracy": True, "comparison": comparison, "steps": charts, "categories": True, "protocol": True}
+    titles = {"steps": "Training steps"}
+    return write_page(
+        Path(folder) / "report.html",
+        _HERE / "templates" / "eval.html",
+        title or label(this.name),
+        scripts=[HOVER_SCRIPT, _HERE / "window.js", _HERE / "browser.js"],
+        styles=[_HERE / "eval.css"],
+        tiles=_tiles(this),
+        nav=[(key, titles.get(key, key.capitalize())) for key, shown in nav.items() if shown]
+        + [("questions", "Questions")],
+        checkpoint=this.protocol.get("checkpoint") or "",
+        runs=names,
+        series=[(name, f"c{color}") for color, name in enumerate(names)],
+        missing=[f"{label(run.name)}: {run.missing}" for run in runs if run.missing],
+        sets=sets,
+        has_chance=any(one["chance"] is not None for one in sets),
+        numbers=number_rows(runs),
+        notes=note_rows(runs),
+        judged=judged_rows(runs),
+        has_judge=any("judged" in entry for entry in this.sets.values()),
+        by_k_head=ks[0],
+        by_k=ks[1],
+        comparison=comparison,
+        charts=charts,
+        protocol=protocol,
+        more_protocol=more_protocol,
+        embedded=embedded,
+        data=_data(embedded),
+    )
 
 
 def _name_apart(runs: Sequence[Results]) -> None:
@@ -67,56 +111,6 @@ def _name_apart(runs: Sequence[Results]) -> None:
     for run in runs:
         if names.count(run.name) > 1:
             run.name = f"{run.folder.resolve().parent.name}/{run.name}"
-
-
-def _page_of(runs: Sequence[Results], title: str, checkpoints: Sequence[Results], room: Room | None) -> str:
-    this = runs[0]
-    marks = [read_marks(run) for run in runs]
-    others = [(run.name, found) for run, found in zip(runs[1:], marks[1:], strict=True)]
-    embedded = embed(this, others, room)
-    curve = [this, *checkpoints] if checkpoints and this.step is not None else list(checkpoints)
-    rows, more_rows = protocol_rows(runs)
-    ks, by_k = k_rows(runs)
-    style = _piece(_OBSERVE, "style.css") + _piece(_EVAL, "style.css")
-    scripts = [_piece(_OBSERVE, "hover.js"), _piece(_EVAL, "window.js"), _piece(_EVAL, "browser.js")]
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    return (
-        environment(_EVAL, _OBSERVE)
-        .get_template("eval_page.html")
-        .render(
-            policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}",
-            style=style,
-            scripts=scripts,
-            title=title or label(this.name),
-            checkpoint=this.protocol.get("checkpoint") or "",
-            runs=[label(run.name) for run in runs],
-            missing=[f"{label(run.name)}: {run.missing}" for run in runs if run.missing],
-            tiles=_tiles(this),
-            sets=set_views(runs),
-            judged=judged_rows(runs),
-            notes=note_rows(runs),
-            has_judge=any("judged" in entry for entry in this.sets.values()),
-            ks=ks,
-            by_k=by_k,
-            comparison=comparison_rows(marks[0], others),
-            charts=step_charts(curve),
-            protocol=rows,
-            more_protocol=more_rows,
-            embedded=embedded,
-            data=_data(embedded),
-            version=__version__,
-            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        )
-    )
-
-
-def _piece(package: str, name: str) -> Markup:
-    """One of our own files, as it is."""
-    return Markup(resources.files(package).joinpath(name).read_text("utf-8"))
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
 
 
 def _data(embedded: Embedded) -> list[tuple[str, Markup]]:
@@ -128,23 +122,210 @@ def _data(embedded: Embedded) -> list[tuple[str, Markup]]:
 
 
 def _tiles(this: Results) -> list[dict[str, Any]]:
-    """Key numbers: accuracy where there is one set alone, since a mean over sets is nobody's figure."""
-    summed = totals(this)
-    tiles = []
-    if len(this.sets) == 1:
-        ((name, entry),) = this.sets.items()
+    """Key numbers: accuracy where there is a single set, since no set has the mean over sets."""
+    summed: dict[str, float | None] = {}
+    for key in _COUNTS:
+        known = [value for entry in this.sets.values() if (value := number_or_none(entry.get(key))) is not None]
+        summed[key] = sum(known) if known else None
+    names = [label(name) for name in this.sets]
+    if len(names) == 1:
+        entry = this.sets[next(iter(this.sets))]
         error = number_or_none(entry.get("standard_error"))
-        note = label(name) if error is None else f"± {100 * error:.1f} points (1 standard error)"
-        tiles.append({"title": "accuracy", "value": percent(number_or_none(entry.get("accuracy"))), "note": note})
+        note = names[0] if error is None else f"± {100 * error:.1f} points (1 standard error)"
+        main = tile("accuracy", percent(number_or_none(entry.get("accuracy"))), note)
     else:
-        names = [label(name) for name in this.sets]
         note = ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
-        tiles.append({"title": "evaluation sets", "value": number(float(len(names))), "note": note})
-    tiles.append(_count("questions scored", summed["n"], "of", summed["n_total"]))
-    tiles.append(_count("unparsed", summed["n_unparsed"], "truncated:", summed["n_truncated"]))
-    tiles.append(_count("bad media", summed["n_bad_media"], "questions that could not be asked", None))
-    return tiles
+        main = tile("evaluation sets", number(float(len(names))), note)
+
+    def count(title: str, key: str, words: str, more: str) -> dict[str, Any]:
+        return tile(title, number(summed[key]), words if summed[more] is None else f"{words} {number(summed[more])}")
+
+    return [
+        main,
+        count("questions scored", "n", "of", "n_total"),
+        count("unparsed", "n_unparsed", "truncated:", "n_truncated"),
+        tile("bad media", number(summed["n_bad_media"]), "questions that could not be asked"),
+    ]
 
 
-def _count(title: str, value: float | None, words: str, more: float | None) -> dict[str, Any]:
-    return {"title": title, "value": number(value), "note": words if more is None else f"{words} {number(more)}"}
+def _set_names(runs: Sequence[Results]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.sets))[:_MAX_SETS]
+
+
+def set_views(runs: Sequence[Results]) -> list[dict[str, Any]]:
+    """Each set with its figure in every run (None where a run has none) and its categories."""
+    views = []
+    for name in _set_names(runs):
+        entries = [run.sets.get(name, {}) for run in runs]
+        newest = next(entry for entry in entries if entry)
+        categories = list(dict.fromkeys(key for entry in entries for key in dict_at(entry, "by_category")))
+        shown = [
+            _bar_row(key, [dict_at(entry, "by_category", key) for entry in entries], None)
+            for key in categories[:_MAX_CATEGORIES]
+        ]
+        more = max(0, len(categories) - _MAX_CATEGORIES)
+        row = _bar_row(name, entries, number_or_none(newest.get("chance")))
+        views.append(row | {"categories": shown, "more_categories": more})
+    return views
+
+
+def _bar_row(name: str, entries: Sequence[dict[str, Any]], chance: float | None) -> dict[str, Any]:
+    counts = dict.fromkeys(number(number_or_none(entry["n"])) for entry in entries if "n" in entry)
+    figures = [accuracy_figure(entry) for entry in entries]
+    return {"name": label(name), "n": " / ".join(counts) or "?", "chance": chance, "figures": figures}
+
+
+def number_rows(runs: Sequence[Results]) -> list[list[str]]:
+    """Set, run, accuracy, standard error, counts and reader of each set and run."""
+    return [
+        [
+            label(name),
+            label(run.name),
+            *(percent(number_or_none(entry.get(key))) for key in ("accuracy", "standard_error")),
+            *(number(number_or_none(entry.get(key))) for key in _COUNTS),
+            label(entry.get("reader") or "–"),
+        ]
+        for name in _set_names(runs)
+        for run in runs
+        if (entry := run.sets.get(name))
+    ]
+
+
+def note_rows(runs: Sequence[Results]) -> list[str]:
+    """Remarks on figures, such as missing tasks, with the set and run that each is about."""
+    rows = []
+    for run in runs:
+        of_run = f" ({label(run.name)})" if len(runs) > 1 else ""
+        for name, entry in list(run.sets.items())[:_MAX_SETS]:
+            notes = entry.get("notes")
+            for note in notes[:_MAX_NOTES] if isinstance(notes, list) else ():
+                rows.append(f"{label(name)}{of_run}: {visible(str(note))[:_MAX_PROTOCOL]}")
+    return rows
+
+
+def judged_rows(runs: Sequence[Results]) -> list[list[str]]:
+    """Set, run and judge model; the figure of the rules, that with the judge's decisions, its error and counts."""
+    return [
+        [
+            label(name),
+            label(run.name),
+            label(judged.get("model") or "–"),
+            percent(number_or_none(entry.get("accuracy"))),
+            *(percent(number_or_none(judged.get(key))) for key in ("accuracy", "standard_error")),
+            *(number(number_or_none(judged.get(key))) for key in _JUDGE_COUNTS),
+        ]
+        for run in runs
+        for name, entry in run.sets.items()
+        if (judged := dict_at(entry, "judged"))
+    ]
+
+
+def k_rows(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
+    """pass@k and majority@k of each set and run, with the head of their table; nothing if all have k = 1 alone."""
+    found = [
+        (label(name), label(run.name), title, rates)
+        for name in _set_names(runs)
+        for run in runs
+        for title, key in (("pass@k", "pass_at_k"), ("majority@k", "majority_at_k"))
+        if (rates := rates_by_k(run.sets.get(name, {}).get(key)))
+    ]
+    ks = sorted({k for row in found for k in row[-1]})
+    if ks in ([], [1]):
+        return [], []
+    head = ["set", "run", "", *(f"k = {k}" if k else "rate" for k in ks)]
+    return head, [[*words, *(percent(rates.get(k)) for k in ks)] for *words, rates in found]
+
+
+def step_charts(checkpoints: Sequence[Results]) -> list[Markup]:
+    """A chart per set: accuracy, and pass@k at the largest k where there are several outputs, over the training step.
+
+    Raises:
+        ConfigError: a checkpoint's results do not say its step, or two say the same.
+    """
+    by_step: dict[int, Results] = {}
+    for one in checkpoints:
+        if one.step is None:
+            raise ConfigError(
+                f"The results in '{one.folder}' name no training step: protocol.checkpoint in result.json is "
+                f"{one.protocol.get('checkpoint')!r}, and a step is read from a name such as step-000120. Give these "
+                "results for comparison instead."
+            )
+        if one.step in by_step:
+            raise ConfigError(
+                f"'{one.folder}' and '{by_step[one.step].folder}' are both of step {one.step}. A curve has one value "
+                "a step: give one of them."
+            )
+        by_step[one.step] = one
+    charts = []
+    for name in _set_names(checkpoints):
+        points: dict[str, dict[int, float]] = {"accuracy": {}, "pass@k, largest k": {}}
+        for step in sorted(by_step):
+            entry = by_step[step].sets.get(name, {})
+            k, rate = next(reversed(rates_by_k(dict_at(entry, "pass_at_k")).items()), (0, None))
+            # With one output a question pass@1 is the accuracy once more.
+            values = (number_or_none(entry.get("accuracy")), rate if k > 1 else None)
+            for of_curve, value in zip(points.values(), values, strict=True):
+                if value is not None:
+                    of_curve[step] = value
+        curves = [
+            Curve(title, tuple(known), tuple(known.values()), tuple(known.values()))
+            for title, known in points.items()
+            if known
+        ]
+        if curves:
+            charts.append(draw_chart(LineChart(label(name), "by training step", tuple(curves), as_percent=True)))
+    return charts
+
+
+def protocol_rows(runs: Sequence[Results]) -> tuple[list[dict[str, Any]], int]:
+    """Settings by dotted key with their value in every run, and how many more there are; ``differs`` marks those that
+    are not the same in all of them.
+    """
+    flat = [dict(_flattened("", run.protocol)) for run in runs]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    rows = []
+    for key in keys[:_MAX_PROTOCOL]:
+        values = [settings.get(key, "–") for settings in flat]
+        rows.append({"key": key, "values": values, "differs": len(set(values)) > 1})
+    return rows, max(0, len(keys) - _MAX_PROTOCOL)
+
+
+def _flattened(prefix: str, value: Any, depth: int = 0) -> list[tuple[str, str]]:
+    if isinstance(value, dict) and value and depth < 8:
+        return [pair for key, inner in value.items() for pair in _flattened(f"{prefix}.{key}", inner, depth + 1)]
+    words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return [(prefix.removeprefix("."), words)]
+
+
+def comparison_rows(own: Marks, others: Sequence[tuple[str, Marks]]) -> list[list[str]]:
+    """Set, other run, n, mean difference, standard error, higher and lower, where both share questions with a value."""
+    rows = []
+    for name, marks in own.items():
+        for other_name, other in others:
+            shared = sorted(marks.keys() & other.get(name, {}).keys())
+            found = paired_difference([(marks[key], other[name][key]) for key in shared])
+            if found is not None:
+                points = f"{100 * found['difference']:+.1f}".replace("-", "−") + " points"
+                error = "–" if found["error"] is None else f"{100 * found['error']:.1f}"
+                counts = [f"{found[key]:,}" for key in ("n", "higher", "lower")]
+                rows.append([label(name), label(other_name), counts[0], points, error, *counts[1:]])
+    return rows
+
+
+def paired_difference(pairs: Sequence[tuple[Mark, Mark]]) -> dict[str, Any] | None:
+    """Mean difference of scores (the first less the second) and its standard error, clustered as the first has it.
+
+    See ``estimates.py``. Pairs of which one has no score are skipped; None without any pair, an error of None with a
+    single cluster.
+    """
+    valued = [(a.cluster, a.score - b.score) for a, b in pairs if a.score is not None and b.score is not None]
+    estimate = mean_of(valued)
+    if estimate is None:
+        return None
+    return {
+        "n": estimate.n,
+        "difference": estimate.value,
+        "error": estimate.standard_error,
+        "higher": sum(difference > 1e-9 for _, difference in valued),
+        "lower": sum(difference < -1e-9 for _, difference in valued),
+    }

@@ -6,20 +6,94 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from vlm_pg.observe.report.curves import Curve
 from vlm_pg.observe.report.markup import number, percent, render
+from vlm_pg.observe.report.read import Series
 
+MAX_POINTS = 1000
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is drawn of one metric: at most ``MAX_POINTS`` steps with their value and its rolling mean.
+
+    Curve("accuracy", (1, 2, 3), (0.0, 1.0, 0.5), (0.5, 0.5, 0.75))
+    """
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    smooth: tuple[float, ...]
+
+
+def make_curve(name: str, series: Series, smooth: bool = True) -> Curve:
+    """Smooth a series over all of its steps (if wanted), then keep the points worth drawing."""
+    means = smoothed(series.values) if smooth else series.values
+    kept = kept_points(series.values, MAX_POINTS)
+    return Curve(
+        name,
+        tuple(series.steps[index] for index in kept),
+        tuple(series.values[index] for index in kept),
+        tuple(means[index] for index in kept),
+    )
+
+
+def window_of(num_points: int) -> int:
+    """Width of one rolling mean: an odd number, about a thirtieth of the run; 1 (none) below 20 points."""
+    return 2 * max(1, num_points // 60) + 1 if num_points >= 20 else 1
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Two rolling means in a row: nearby steps weigh more, so one spike makes a bump and not a box."""
+    window = window_of(len(values))
+    return rolling_mean(rolling_mean(values, window), window)
+
+
+def rolling_mean(values: Sequence[float], window: int) -> list[float]:
+    """Centred mean over ``window`` points; at the ends over those of them that exist.
+
+    rolling_mean([0, 3, 6, 0], 3) == [1.5, 3, 3, 3]
+    """
+    if window == 1:  # the values themselves, without the rounding that sums would add
+        return list(values)
+    sums = [0.0, *accumulate(values)]
+    means = []
+    for index in range(len(values)):
+        first, end = max(0, index - window // 2), min(len(values), index + window // 2 + 1)
+        means.append((sums[end] - sums[first]) / (end - first))
+    return means
+
+
+def kept_points(values: Sequence[float], limit: int) -> list[int]:
+    """Indices to draw: all of them, or the smallest and largest value of each of ``limit / 2`` equal stretches.
+
+    The first and the last point are always kept, so a spike, the start and the end survive.
+    """
+    count = len(values)
+    if count <= limit:
+        return list(range(count))
+    kept = {0, count - 1}
+    stretches = limit // 2 - 1
+    for stretch in range(stretches):
+        indices = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+        kept.add(min(indices, key=values.__getitem__))
+        kept.add(max(indices, key=values.__getitem__))
+    return sorted(kept)
+
+
+_TEMPLATE = Path(__file__).parent / "templates" / "chart.html"
 WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 30
 NUM_COLORS = 6
 
 
 @dataclass(frozen=True)
-class Chart:
+class LineChart:
     """What one chart shows.
 
     ``unit`` is words for people ("nat per token"); with ``as_percent`` values are shares and shown as per cent.
@@ -51,11 +125,11 @@ class Frame:
         return TOP + (self.high - inside) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
 
 
-def draw_chart(chart: Chart) -> Markup:
+def draw_chart(chart: LineChart) -> Markup:
     """A figure with title, legend, SVG and the numbers for hovering."""
     frame, clipped = make_frame(chart)
     return render(
-        "chart.html",
+        _TEMPLATE,
         chart=chart,
         curves=[_lines(curve, color % NUM_COLORS, frame, chart) for color, curve in enumerate(chart.curves)],
         clipped=None if clipped is None else _show(clipped, chart),
@@ -65,7 +139,7 @@ def draw_chart(chart: Chart) -> Markup:
     )
 
 
-def make_frame(chart: Chart) -> tuple[Frame, float | None]:
+def make_frame(chart: LineChart) -> tuple[Frame, float | None]:
     """The range that shows the curves, and the largest value when rare spikes had to be cut off (else None)."""
     values = [value for curve in chart.curves for value in curve.values]
     low, high = min(values), max(values)
@@ -100,7 +174,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     return [index * gap for index in range(first, last + 1)]
 
 
-def _axes(frame: Frame, chart: Chart) -> dict[str, Any]:
+def _axes(frame: Frame, chart: LineChart) -> dict[str, Any]:
     """Borders of the plot, and ticks with their places and labels."""
     y_ticks, x_ticks = nice_ticks(frame.low, frame.high, 4), nice_ticks(frame.step_low, frame.step_high, 6)
     gap = y_ticks[1] - y_ticks[0]
@@ -123,7 +197,7 @@ def _anchor(x: float, label: str) -> str:
     return "end" if x + half > WIDTH else "start" if x - half < LEFT - 6 else "middle"
 
 
-def _lines(curve: Curve, color: int, frame: Frame, chart: Chart) -> dict[str, Any]:
+def _lines(curve: Curve, color: int, frame: Frame, chart: LineChart) -> dict[str, Any]:
     """A dot, or a path through the means and, where they differ, one through the values."""
     alone = len(curve.steps) == 1
     return {
@@ -141,7 +215,7 @@ def _path(steps: Sequence[int], values: Sequence[float], frame: Frame) -> Markup
     return Markup("M" + "L".join(points))  # longer than a text may be
 
 
-def tick_label(tick: float, gap: float, chart: Chart) -> str:
+def tick_label(tick: float, gap: float, chart: LineChart) -> str:
     """A tick's number with the decimals that ticks ``gap`` apart need: 0.25, 0.50, 0.75."""
     if tick == 0:
         return "0"
@@ -153,11 +227,11 @@ def tick_label(tick: float, gap: float, chart: Chart) -> str:
     return f"{tick:,.{decimals}f}".replace("-", "−")
 
 
-def _show(value: float, chart: Chart) -> str:
+def _show(value: float, chart: LineChart) -> str:
     return percent(value) if chart.as_percent else number(value)
 
 
-def _in_words(chart: Chart) -> str:
+def _in_words(chart: LineChart) -> str:
     ends = (
         f"{curve.name} from {_show(curve.smooth[0], chart)} to {_show(curve.smooth[-1], chart)}"
         for curve in chart.curves
@@ -166,7 +240,7 @@ def _in_words(chart: Chart) -> str:
     return f"{chart.title}, steps {first} to {last}: " + "; ".join(ends)
 
 
-def _hover_data(chart: Chart, frame: Frame) -> Markup:
+def _hover_data(chart: LineChart, frame: Frame) -> Markup:
     """The numbers behind the lines, as JSON that cannot end its script element."""
     data = {
         "percent": chart.as_percent,

@@ -1,36 +1,85 @@
-"""Templates of the page and what stands in them. Every piece of foreign text goes through ``shown``."""
+"""The engine of every HTML report: one self-contained page in one style, for light and dark, narrow and wide screens.
+
+A report is a template that extends ``base.html`` and fills its blocks; ``macros.html`` has sections, tables and bars.
+Every value but ``Markup`` is escaped (``shown``).
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from vlm_pg import __version__
+from vlm_pg.files import write_bytes_atomic
 from vlm_pg.observe.text import visible
 
 K = TypeVar("K")
 T = TypeVar("T")
 
+_HERE = Path(__file__).parent
+HOVER_SCRIPT = _HERE / "hover.js"
 # Longer texts are cut: the page must open, and the run's files hold the whole.
 MAX_FIELD_CHARACTERS = 2000
 # Beyond any measurement; sums and scales of such numbers would overflow.
 MAX_NUMBER = 1e100
 
 
-def render(template: str, **values: Any) -> Markup:
-    """A template of this package, filled in; all values but ``Markup`` are ``shown``."""
-    return Markup(environment("vlm_pg.observe.report").get_template(template).render(values))
+def write_page(
+    path: Path,
+    template: Path,
+    title: str,
+    scripts: Sequence[Path] = (),
+    styles: Sequence[Path] = (),
+    tiles: Sequence[Mapping[str, Any]] = (),
+    nav: Sequence[tuple[str, str]] = (),
+    **values: Any,
+) -> Path:
+    """Write a page in one piece and return its path. Its policy lets the browser load nothing and run only ``scripts``.
+
+    Args:
+        template: a file that extends ``base.html``, in a folder whose other files it may include.
+        styles: CSS files after the common one.
+        tiles: key numbers, see ``tile``.
+        nav: (anchor, name) of sections.
+        values: of the template.
+    """
+    sources = [Markup(script.read_text("utf-8")) for script in scripts]
+    digests = [base64.b64encode(hashlib.sha256(source.encode()).digest()).decode("ascii") for source in sources]
+    allowed = "; script-src " + " ".join(f"'sha256-{digest}'" for digest in digests) if digests else ""
+    page = render(
+        template,
+        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'{allowed}",
+        style=Markup("").join(Markup(style.read_text("utf-8")) for style in (_HERE / "style.css", *styles)),
+        scripts=sources,
+        title=title,
+        tiles=tiles,
+        nav=nav,
+        version=__version__,
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        **values,
+    )
+    write_bytes_atomic(path, page.encode("utf-8", "replace"))
+    return path
+
+
+def render(template: Path, **values: Any) -> Markup:
+    """A template filled in; all values but ``Markup`` are ``shown``."""
+    return Markup(_environment(template.parent).get_template(template.name).render(values))
 
 
 @cache
-def environment(*packages: str) -> Environment:
-    """What fills in the templates of these packages, the first that has one by the wanted name."""
+def _environment(folder: Path) -> Environment:
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        loader=FileSystemLoader([folder, _HERE / "templates"]),
         autoescape=True,
         finalize=shown,
         undefined=StrictUndefined,
@@ -39,6 +88,29 @@ def environment(*packages: str) -> Environment:
     )
     environment.filters |= {"percent": percent, "number": number, "duration": duration}
     return environment
+
+
+def tile(title: str, value: str, note: str | Markup, start: str | None = None) -> dict[str, str | None]:
+    """A key number; ``start``: its value at the beginning of the run."""
+    return {"title": title, "start": start, "value": value, "note": note}
+
+
+def accuracy_figure(entry: Mapping[str, Any]) -> dict[str, float | None] | None:
+    """Accuracy and standard error of an evaluation, and the ends of its bar from 0 to 1; None without an accuracy."""
+    accuracy, error = number_or_none(entry.get("accuracy")), number_or_none(entry.get("standard_error"))
+    if accuracy is None:
+        return None
+    low, bar, high = (min(max(accuracy + sign * (error or 0.0), 0.0), 1.0) for sign in (-1, 0, 1))
+    return {"accuracy": accuracy, "error": error, "low": low, "bar": bar, "high": high}
+
+
+def rates_by_k(rates: object) -> dict[int, float | None]:
+    """``{"1": 0.5, "8": 0.9}`` in order of k; k is 0 for a single rate in place of the mapping."""
+    if not isinstance(rates, dict):
+        rate = number_or_none(rates)
+        return {} if rate is None else {0: rate}
+    ks = sorted(int(k) for k in rates if len(k) < 10 and k.isdecimal() and k == str(int(k)))
+    return {k: number_or_none(rates[str(k)]) for k in ks}
 
 
 def shown(text: object, limit: int = MAX_FIELD_CHARACTERS) -> Markup:

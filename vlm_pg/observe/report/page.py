@@ -1,25 +1,44 @@
-"""The page around the sections: head, title, key numbers, footer."""
+"""report.html of a run: its sections, and the values that their templates show."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from datetime import UTC, datetime
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from markupsafe import Markup
 
-from vlm_pg import __version__
-from vlm_pg.files import write_bytes_atomic
-from vlm_pg.observe.report.accuracy import accuracy_view
-from vlm_pg.observe.report.curves import window_of
-from vlm_pg.observe.report.markup import dict_at, duration, number_or_none, percent, render, shown
-from vlm_pg.observe.report.metric_charts import curves_view
-from vlm_pg.observe.report.panels import bad_samples_view, settings_view, sharing_totals, sharing_view, time_view
-from vlm_pg.observe.report.read import RunData, is_step, read_run
+from vlm_pg.metrics import MAIN_CHARTS, SAVED_CHART, Chart
+from vlm_pg.observe.logs import Drawn
+from vlm_pg.observe.report.charts import LineChart, draw_chart, make_curve, window_of
+from vlm_pg.observe.report.markup import (
+    HOVER_SCRIPT,
+    accuracy_figure,
+    dict_at,
+    duration,
+    first,
+    first_entries,
+    number,
+    number_or_none,
+    percent,
+    rates_by_k,
+    shown,
+    tile,
+    write_page,
+)
+from vlm_pg.observe.report.read import RunData, Series, is_step, read_run
 from vlm_pg.observe.report.rollouts import rollouts_view
-from vlm_pg.observe.report.timeline import timeline_view
+from vlm_pg.observe.report.timeline import PHASES, color_of, name_of, timeline_view
+from vlm_pg.observe.text import one_line
+
+_TEMPLATE = Path(__file__).parent / "templates" / "run.html"
+_SECTIONS = ("Accuracy", "Curves", "Rollouts", "Sharing", "Time", "Bad samples", "Settings")
+_MAX_SETS, _MAX_CATEGORIES, _MAX_OTHER_CHARTS = 60, 200, 24
+_MAX_PHASES, _MAX_REASONS, _MAX_VERSIONS, _MAX_FILES = 60, 100, 100, 100
+_MAX_CONFIG_CHARACTERS = 200_000
+# More lines in one chart cannot be told apart; names are cut where a damaged file has whole texts for them.
+_MAX_CURVES, _MAX_NAME_CHARACTERS = 16, 80
+_SAVED = "tokens_saved_share"
 
 
 def write_report(run_dir: Path) -> Path:
@@ -28,26 +47,18 @@ def write_report(run_dir: Path) -> Path:
     Reads nothing outside the folder; works for a run in progress. Raises ConfigError when it is no run's folder.
     """
     run = read_run(Path(run_dir))
-    write_bytes_atomic(run.folder.report, page_of(run).encode("utf-8", "replace"))
-    return run.folder.report
-
-
-def page_of(run: RunData) -> Markup:
-    """The whole page. Its policy lets the browser load nothing and run no script but ours."""
-    style, script = _piece("style.css"), _piece("hover.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    return render(
-        "page.html",
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'",
-        style=style,
-        script=script,
+    return write_page(
+        run.folder.report,
+        _TEMPLATE,
+        dict_at(run.config, "run").get("name") or run.folder.path.resolve().name,
+        scripts=[HOVER_SCRIPT],
+        tiles=[_accuracy_tile(run), _reward_tile(run), _sharing_tile(run), _time_tile(run)],
+        nav=[(name.split()[0].lower(), name) for name in _SECTIONS],
         run=run,
-        name=dict_at(run.config, "run").get("name") or run.folder.path.resolve().name,
         finished=run.summary.get("finished") is True,
         model=dict_at(run.config, "model").get("path") or "model unknown",
         data=dict_at(run.config, "data").get("train") or "data unknown",
         steps=_steps_text(run),
-        tiles=[_accuracy_tile(run), _reward_tile(run), _sharing_tile(run), _time_tile(run)],
         accuracy=accuracy_view(run),
         curves=curves_view(run),
         rollouts=rollouts_view(run),
@@ -55,15 +66,10 @@ def page_of(run: RunData) -> Markup:
         time=time_view(run),
         timeline=timeline_view(run),
         bad=bad_samples_view(run),
-        settings=settings_view(run),
-        version=__version__,
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        versions=list(first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS)),
+        eval_files=list(first_entries(run.eval_files, _MAX_FILES)),
+        config=run.config_text and shown(run.config_text, _MAX_CONFIG_CHARACTERS),
     )
-
-
-def _piece(name: str) -> Markup:
-    """One of our own files, as it is."""
-    return Markup(resources.files("vlm_pg.observe.report").joinpath(name).read_text("utf-8"))
 
 
 def _steps_text(run: RunData) -> str:
@@ -74,42 +80,37 @@ def _steps_text(run: RunData) -> str:
     return f"{done:,} steps"
 
 
-def _tile(title: str, value: str, note: str | Markup, start: str | None = None) -> dict[str, str | None]:
-    """A key number; ``start``: what it was at the beginning of the run."""
-    return {"title": title, "start": start, "value": value, "note": note}
-
-
 def _accuracy_tile(run: RunData) -> dict[str, str | None]:
     before, after = (dict_at(run.summary, f"eval_{phase}") for phase in ("before", "after"))
     start, end = (number_or_none(before.get("accuracy")), number_or_none(after.get("accuracy")))
     if end is None:
         note = "evaluation after training is still to come" if start is not None else "not evaluated yet"
-        return _tile("accuracy", percent(start), note)
+        return tile("accuracy", percent(start), note)
     count = Markup(f"{after['n']:,} questions" if is_step(after.get("n")) else "")
     if count and after.get("headline_set"):
         count += Markup(" ({})").format(shown(after["headline_set"]))
     if start is None:
-        return _tile("accuracy", percent(end), count)
+        return tile("accuracy", percent(end), count)
     change = f"{100 * (end - start):+.1f} points".replace("-", "−")
-    return _tile("accuracy", percent(end), Markup("{} on ").format(change) + count if count else change, percent(start))
+    return tile("accuracy", percent(end), Markup("{} on ").format(change) + count if count else change, percent(start))
 
 
 def _reward_tile(run: RunData) -> dict[str, str | None]:
     series = run.metrics.of("train").get("reward")
     if series is None:
-        return _tile("reward", "–", "no step yet")
+        return tile("reward", "–", "no step yet")
     width = max(1, window_of(len(series.values)))
-    first, end = (sum(part) / len(part) for part in (series.values[:width], series.values[-width:]))
+    start, end = (sum(part) / len(part) for part in (series.values[:width], series.values[-width:]))
     note = f"means of first and last {width:,} steps" if width > 1 else "first and last step"
-    return _tile("reward", f"{end:.2f}", note, f"{first:.2f}")
+    return tile("reward", f"{end:.2f}", note, f"{start:.2f}")
 
 
 def _sharing_tile(run: RunData) -> dict[str, str | None]:
     title, totals = "tokens saved by sharing", sharing_totals(run)
     if totals is None:
-        return _tile(title, "–", "not counted yet")
+        return tile(title, "–", "not counted yet")
     computed, repeated = totals
-    return _tile(title, percent(1 - computed / repeated), f"{repeated - computed:,} of {repeated:,}")
+    return tile(title, percent(1 - computed / repeated), f"{repeated - computed:,} of {repeated:,}")
 
 
 def _time_tile(run: RunData) -> dict[str, str | None]:
@@ -119,4 +120,173 @@ def _time_tile(run: RunData) -> dict[str, str | None]:
         seconds, note = (run.metrics.last_seconds - run.metrics.first_seconds, "from first to last step so far")
     kernel = run.summary.get("attention_kernel")
     words = Markup("{} · {} attention").format(note, shown(kernel)) if kernel else note
-    return _tile("duration", duration(seconds), words)
+    return tile("duration", duration(seconds), words)
+
+
+def accuracy_view(run: RunData) -> dict[str, Any]:
+    """Evaluation sets and controls with a figure before and after training; rows of all numbers and of categories."""
+    found = {phase: dict_at(run.summary, f"eval_{phase}", "sets") for phase in ("before", "after")}
+    names, more = first(list(dict.fromkeys(name for of_phase in found.values() for name in of_phase)), _MAX_SETS)
+    sets: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    numbers, categories = [], []
+    for name in names:
+        entries = [dict_at(of_phase, name) for of_phase in found.values()]
+        newest = entries[1] or entries[0]
+        sets[newest.get("kind") == "control"].append(
+            {
+                "name": name,
+                "n": " / ".join(dict.fromkeys(str(entry["n"]) for entry in entries if "n" in entry)) or "?",
+                "chance": number_or_none(newest.get("chance")),
+                "figures": [accuracy_figure(entry) for entry in entries],
+            }
+        )
+        numbers += [[name, phase, *_cells(entry)] for phase, entry in zip(found, entries, strict=True) if entry]
+        of_phases = [dict_at(entry, "by_category") for entry in entries]
+        for category in first(list(dict.fromkeys(key for of in of_phases for key in of)), _MAX_CATEGORIES)[0]:
+            pair = [dict_at(of, category) for of in of_phases]
+            count = next((entry["n"] for entry in reversed(pair) if "n" in entry), "–")
+            categories.append([name, category, count, *(percent(number_or_none(e.get("accuracy"))) for e in pair)])
+    return {
+        "missing": run.missing.get("summary.json", "summary.json holds no evaluation: none has finished yet."),
+        "evals": sets[False],
+        "controls": sets[True],
+        "more": more,
+        "absent_phases": [phase for phase, of_phase in found.items() if not of_phase],
+        "numbers": numbers,
+        "categories": categories,
+    }
+
+
+def _cells(entry: Mapping[str, Any]) -> list[Any]:
+    """Accuracy, standard error, n, right format, pass rate at the largest k, that k, chance, questions left out."""
+    accuracy, error, rate_of_format, chance = (
+        percent(number_or_none(entry.get(key))) for key in ("accuracy", "standard_error", "format_rate", "chance")
+    )
+    k, rate = next(reversed(rates_by_k(entry.get("pass_at_k")).items()), (0, None))
+    # Questions without an accuracy, by cause; they are in no average.
+    causes = (("n_bad_media", "unusable"), ("n_no_value", "no value"))
+    left_out = [f"{number(number_or_none(entry[key]))} {words}" for key, words in causes if entry.get(key)]
+    return [accuracy, error, entry.get("n", "–"), rate_of_format, rate, k, chance, ", ".join(left_out) or "0"]
+
+
+def curves_view(run: RunData) -> dict[str, Any]:
+    """The charts of all curves, the main ones first, and a sentence on main ones that this run lacks."""
+    metrics = dict(run.metrics.of("train"))
+    if not metrics:
+        return {"none": run.missing.get("metrics.jsonl", "No training step has been logged."), "lead": ""}
+    drawn, saved = dict(run.drawn), saved_share(metrics)
+    if saved is not None:
+        metrics[_SAVED], drawn[_SAVED] = saved, Drawn("of the tokens repeating it would cost", SAVED_CHART)
+    planned = planned_charts(metrics, drawn)
+    titles = {plan.title for plan, _ in planned}
+    missing = ", ".join(chart.title for chart in MAIN_CHARTS if chart.title not in titles)
+    more = [chart for plan, chart in planned if plan.place >= 10] + _phase_charts(run)
+    return {
+        "none": "",
+        "lead": "Strong lines are rolling means, faint lines the values of single steps. Point at a chart to read "
+        "values.",
+        "main": [draw_chart(chart) for plan, chart in planned if plan.place < 10],
+        "missing": run.missing.get("curves.json", f"Not logged in this run: {missing}." if missing else ""),
+        "more": [draw_chart(chart) for chart in more],
+    }
+
+
+def planned_charts(metrics: Mapping[str, Series], drawn: Mapping[str, Drawn]) -> list[tuple[Chart, LineChart]]:
+    """The charts that metrics were declared for, in their order, then one each of the other metrics."""
+    keys_of: dict[Chart, list[str]] = {}
+    for key, how in drawn.items():
+        if key in metrics and how.chart is not None:
+            keys_of.setdefault(how.chart, []).append(key)
+    planned = sorted(keys_of.items(), key=lambda item: item[0].place)
+    others = sorted(metrics.keys() - {key for _, keys in planned for key in keys})
+    planned += [(Chart(key), [key]) for key in others[:_MAX_OTHER_CHARTS]]
+    units = {key: one_line(how.unit, _MAX_NAME_CHARACTERS) for key, how in drawn.items()}
+    return [(plan, _chart(plan, units.get(keys[0], ""), keys, metrics)) for plan, keys in planned]
+
+
+def _chart(plan: Chart, unit: str, keys: list[str], metrics: Mapping[str, Series]) -> LineChart:
+    """Parts of a metric, "reward/format", come after the total, "reward"."""
+    keys = sorted(keys, key=lambda key: ("/" in key, key if "/" in key else ""))[:_MAX_CURVES]
+    names = [key.rsplit("/", 1)[-1] if "/" in key or "/" not in keys[-1] else "total" for key in keys]
+    curves = tuple(
+        make_curve(one_line(name.replace("_", " "), _MAX_NAME_CHARACTERS), metrics[key], plan.smooth)
+        for name, key in zip(names, keys, strict=True)
+    )
+    return LineChart(one_line(plan.title, _MAX_NAME_CHARACTERS), unit, curves, plan.as_percent)
+
+
+def saved_share(metrics: Mapping[str, Series]) -> Series | None:
+    """1 - tokens computed / tokens with the prefix repeated, for the steps that counted both."""
+    if "tokens_computed" not in metrics or "tokens_repeated" not in metrics:
+        return None
+    computed = dict(zip(metrics["tokens_computed"].steps, metrics["tokens_computed"].values, strict=True))
+    saved = Series()
+    for step, repeated in zip(metrics["tokens_repeated"].steps, metrics["tokens_repeated"].values, strict=True):
+        if step in computed and repeated > 0:
+            saved.steps.append(step)
+            saved.values.append(1 - computed[step] / repeated)
+    return saved if saved.steps else None
+
+
+def _phase_charts(run: RunData) -> list[LineChart]:
+    """Metrics of other phases (an evaluation now and then) that changed over at least two steps."""
+    found = []
+    for phase in sorted(set(run.metrics.phases) - {"train"}):
+        for key, series in sorted(run.metrics.of(phase).items()):
+            if len(series.steps) > 1:
+                name = one_line(f"{phase}: {key}", _MAX_NAME_CHARACTERS)
+                found.append(LineChart(name, "", (make_curve(name, series),)))
+    return found[:_MAX_OTHER_CHARTS]
+
+
+def time_view(run: RunData) -> dict[str, Any]:
+    """Parts as (name, colour, seconds, share of the total); without any, ``missing`` says why."""
+    stated = {key: number_or_none(value) for key, value in first_entries(dict_at(run.summary, "seconds"), _MAX_PHASES)}
+    seconds = {key: value for key, value in stated.items() if value is not None and key != "total" and value >= 0}
+    if not seconds:
+        reason = run.missing.get("summary.json", "summary.json holds no seconds per phase yet.")
+        return {"parts": [], "missing": reason, "total": None}
+    names = [name for name in PHASES if name in seconds] + sorted(set(seconds) - set(PHASES))
+    total = max(stated.get("total") or 0.0, sum(seconds.values()))
+    parts = [(name_of(name), color_of(name), seconds[name]) for name in names]
+    unaccounted = total - sum(seconds.values())
+    if unaccounted > 0.005 * total:
+        parts.append(("everything else", color_of(""), unaccounted))
+    total = total or 1.0
+    return {"parts": [(name, color, value, value / total) for name, color, value in parts], "total": total}
+
+
+def sharing_totals(run: RunData) -> tuple[int, int] | None:
+    """(tokens computed, tokens with the prefix repeated) of the run: from summary.json, else summed over the steps."""
+    stated = dict_at(run.summary, "sharing")
+    computed, repeated = (number_or_none(stated.get("tokens_computed")), number_or_none(stated.get("tokens_repeated")))
+    if not computed or not repeated:
+        series = run.metrics.of("train")
+        if "tokens_computed" not in series or "tokens_repeated" not in series:
+            return None
+        computed, repeated = (sum(series["tokens_computed"].values), sum(series["tokens_repeated"].values))
+    return (int(computed), int(repeated)) if computed > 0 and repeated > 0 else None
+
+
+def sharing_view(run: RunData) -> dict[str, Any] | None:
+    """Tokens computed beside the cost of repeating the prefix for every rollout; None if none were counted."""
+    totals = sharing_totals(run)
+    if totals is None:
+        return None
+    computed, repeated = totals
+    return {
+        "ratio": repeated / computed,
+        "share": computed / repeated,
+        "widest": max(computed, repeated),
+        "rows": (
+            ("prefix repeated", "once per rollout", "before", repeated),
+            ("prefix shared", "once per group, as here", "after", computed),
+        ),
+        "kernel": run.summary.get("attention_kernel"),
+    }
+
+
+def bad_samples_view(run: RunData) -> dict[str, Any]:
+    """(reason, count, example) of samples that could not be used, and how many more reasons there are."""
+    reasons, more = first(list(run.bad_counts.items()), _MAX_REASONS)
+    return {"rows": [(reason, count, run.bad_samples.get(reason, {})) for reason, count in reasons], "more": more}

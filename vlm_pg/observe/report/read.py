@@ -1,4 +1,4 @@
-"""Reading a run's folder for the report: what is there, and a plain sentence about what is not.
+"""Reading a run's folder for the report: its data, and a sentence for every file that has none.
 
 A run may still be going or may have been killed, so every file may be absent and the last line of a JSONL file may
 be half written.
@@ -10,7 +10,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -20,11 +20,11 @@ import yaml
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import parse_json_line
 from vlm_pg.metrics import RESERVED_KEYS
-from vlm_pg.observe.metrics import Drawn, read_drawn
+from vlm_pg.observe.logs import Drawn, read_drawn
 from vlm_pg.observe.report.markup import number_or_none
 from vlm_pg.observe.run_folder import RunFolder
 
-# Beyond any run: a larger number stands in a damaged line.
+# Beyond any run: a larger number is in a damaged line.
 MAX_STEP = 10**12
 
 
@@ -35,10 +35,12 @@ class Series:
     steps: array = field(default_factory=lambda: array("q"))
     values: array = field(default_factory=lambda: array("d"))
 
-    @property
-    def last(self) -> float:
-        """The latest value."""
-        return self.values[-1]
+    def sort(self) -> None:
+        """Put steps in order; a step logged twice keeps its later value."""
+        if any(self.steps[index] >= self.steps[index + 1] for index in range(len(self.steps) - 1)):
+            latest = dict(zip(self.steps, self.values, strict=True))
+            self.steps = array("q", sorted(latest))
+            self.values = array("d", (latest[step] for step in self.steps))
 
 
 @dataclass
@@ -55,26 +57,51 @@ class Metrics:
         """The series of one phase, by key; empty if the phase has none."""
         return self.phases.get(phase, {})
 
+    def add(self, record: dict[str, Any]) -> int:
+        """Add the numbers of a line; returns how many cannot be drawn, an impossible step counting as one."""
+        step = record.get("step")
+        if not is_step(step):
+            return int("step" in record)
+        odd = 0
+        phase = self.phases.setdefault(str(record.get("phase", "train")), {})
+        seconds = number_or_none(record.get("time"))
+        if seconds is not None:
+            self.first_seconds = seconds if self.first_seconds is None else self.first_seconds
+            self.last_seconds = seconds
+        self.num_lines += 1
+        self.last_step = max(self.last_step, step)
+        for key, value in record.items():
+            if key in RESERVED_KEYS or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            number = number_or_none(value)
+            if number is None:
+                odd += 1
+                continue
+            series = phase.setdefault(key, Series())
+            series.steps.append(step)
+            series.values.append(number)
+        return odd
+
 
 @dataclass
 class RunData:
-    """What the report is made from.
+    """All that the report shows.
 
-    ``missing``: per file name, why it has nothing to show. ``damaged_lines``: how many of its lines are no records.
-    ``odd``: how many steps and values in them no run can have.
+    ``missing``: per file name, why it has nothing to show. ``damaged_lines``: per file, lines that are no records.
+    ``odd``: per file, steps and values that no run can have. ``bad_samples``: one per reason.
     """
 
     folder: RunFolder
-    config: dict[str, Any]
-    config_text: str
-    summary: dict[str, Any]
-    metrics: Metrics
-    bad_samples: list[dict[str, Any]]
-    bad_counts: dict[str, int]
-    eval_files: dict[str, int]
-    missing: dict[str, str]
-    damaged_lines: dict[str, int]
-    odd: dict[str, int] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    summary: dict[str, Any] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+    bad_samples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bad_counts: dict[str, int] = field(default_factory=dict)
+    eval_files: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    damaged_lines: Counter[str] = field(default_factory=Counter)
+    odd: Counter[str] = field(default_factory=Counter)
     drawn: dict[str, Drawn] = field(default_factory=dict)
 
 
@@ -87,11 +114,26 @@ def read_run(path: Path) -> RunData:
             f"'{path}' is not a run's folder. One holds config.yaml, metrics.jsonl, rollouts.jsonl or summary.json. "
             "Give the folder that a training run wrote, e.g. runs/embedded."
         )
-    run = RunData(folder, {}, "", {}, Metrics(), [], {}, {}, {}, {})
-    _read_config(run)
-    _read_summary(run)
-    _read_metrics(run)
-    _read_drawn(run)
+    run = RunData(folder)
+    with _readable(run, folder.config, "is not there: the run's settings are unknown."):
+        run.config_text = folder.config.read_text("utf-8", errors="replace")
+        config = yaml.safe_load(run.config_text)
+        run.config = config if isinstance(config, dict) else {}
+    with _readable(run, folder.summary, "is not there yet: it is written during the run and completed at its end."):
+        summary = json.loads(folder.summary.read_bytes())
+        run.summary = summary if isinstance(summary, dict) else {}
+    with _readable(run, folder.metrics, "is not there: no step has been logged."):
+        for record in json_records(folder.metrics, run.damaged_lines):
+            run.odd[folder.metrics.name] += run.metrics.add(record)
+        for series_of_phase in run.metrics.phases.values():
+            for series in series_of_phase.values():
+                series.sort()
+        if not run.metrics.num_lines:
+            run.missing[folder.metrics.name] = "metrics.jsonl is empty: no step has been logged."
+    try:
+        run.drawn = read_drawn(folder.curves)
+    except (OSError, ValueError, RecursionError):
+        run.missing["curves.json"] = "curves.json is not there or cannot be read: every metric has a chart of its own."
     _read_bad_samples(run)
     for file in sorted(folder.path.glob("eval_*.jsonl")):
         with suppress(OSError), file.open("rb") as lines:
@@ -101,62 +143,18 @@ def read_run(path: Path) -> RunData:
     return run
 
 
-def _read_config(run: RunData) -> None:
-    path = run.folder.config
-    if not path.exists():
-        run.missing[path.name] = "config.yaml is not there: the run's settings are unknown."
-        return
+@contextmanager
+def _readable(run: RunData, path: Path, absent: str) -> Iterator[None]:
+    """Record why a file has nothing to show: ``absent``, or the error of reading it."""
     try:
-        run.config_text = path.read_text("utf-8", errors="replace")
-        config = yaml.safe_load(run.config_text)
+        yield
+    except FileNotFoundError:
+        run.missing[path.name] = f"{path.name} {absent}"
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
-        run.missing[path.name] = f"config.yaml cannot be read: {error}"
-        return
-    run.config = config if isinstance(config, dict) else {}
+        run.missing[path.name] = f"{path.name} cannot be read: {error}"
 
 
-def _read_summary(run: RunData) -> None:
-    path = run.folder.summary
-    if not path.exists():
-        run.missing[path.name] = "summary.json is not there yet: it is written during the run and completed at its end."
-        return
-    try:
-        summary = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        run.missing[path.name] = f"summary.json cannot be read: {error}"
-        return
-    run.summary = summary if isinstance(summary, dict) else {}
-
-
-def _read_metrics(run: RunData) -> None:
-    path = run.folder.metrics
-    if not path.exists():
-        run.missing[path.name] = "metrics.jsonl is not there: no step has been logged."
-        return
-    try:
-        for record in json_records(path, run.damaged_lines):
-            odd = _add_line(run.metrics, record)
-            if odd:
-                run.odd[path.name] = run.odd.get(path.name, 0) + odd
-    except OSError as error:
-        run.missing[path.name] = f"metrics.jsonl cannot be read: {error}"
-        return
-    for series_of_phase in run.metrics.phases.values():
-        for series in series_of_phase.values():
-            _sort_steps(series)
-    if not run.metrics.num_lines:
-        run.missing[path.name] = "metrics.jsonl is empty: no step has been logged."
-
-
-def _read_drawn(run: RunData) -> None:
-    path = run.folder.curves
-    try:
-        run.drawn = read_drawn(path)
-    except (OSError, ValueError, RecursionError):
-        run.missing[path.name] = "curves.json is not there or cannot be read: every metric has a chart of its own."
-
-
-def json_records(path: Path, damaged_lines: dict[str, int]) -> Iterator[dict[str, Any]]:
+def json_records(path: Path, damaged_lines: Counter[str]) -> Iterator[dict[str, Any]]:
     """Iterate over the records of a JSONL file; other lines are counted under the file's name, not raised.
 
     A last line without its newline is being written at this moment and is not counted.
@@ -167,7 +165,7 @@ def json_records(path: Path, damaged_lines: dict[str, int]) -> Iterator[dict[str
             if record is not None:
                 yield record
             elif line.endswith(b"\n"):
-                damaged_lines[path.name] = damaged_lines.get(path.name, 0) + 1
+                damaged_lines[path.name] += 1
 
 
 def is_step(value: object) -> TypeGuard[int]:
@@ -175,53 +173,15 @@ def is_step(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= MAX_STEP
 
 
-def _add_line(metrics: Metrics, record: dict[str, Any]) -> int:
-    """Add what can be drawn; how many values cannot, a step that no run has counting as one."""
-    step = record.get("step")
-    if not is_step(step):
-        return int("step" in record)
-    odd = 0
-    phase = metrics.phases.setdefault(str(record.get("phase", "train")), {})
-    seconds = number_or_none(record.get("time"))
-    if seconds is not None:
-        metrics.first_seconds = metrics.first_seconds if metrics.first_seconds is not None else seconds
-        metrics.last_seconds = seconds
-    metrics.num_lines += 1
-    metrics.last_step = max(metrics.last_step, step)
-    for key, value in record.items():
-        if key in RESERVED_KEYS or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        number = number_or_none(value)
-        if number is None:
-            odd += 1
-            continue
-        series = phase.setdefault(key, Series())
-        series.steps.append(step)
-        series.values.append(number)
-    return odd
-
-
-def _sort_steps(series: Series) -> None:
-    """Put steps in order; a step logged twice keeps its later value."""
-    steps = series.steps
-    if all(steps[index] < steps[index + 1] for index in range(len(steps) - 1)):
-        return
-    latest = dict(zip(series.steps, series.values, strict=True))
-    series.steps = array("q", sorted(latest))
-    series.values = array("d", (latest[step] for step in series.steps))
-
-
 def _read_bad_samples(run: RunData) -> None:
-    path = run.folder.bad_samples
     counts: Counter[str] = Counter()
-    if path.is_file():
-        for record in json_records(path, run.damaged_lines):
-            counts[str(record.get("reason", "unknown"))] += 1
-            if counts[str(record.get("reason", "unknown"))] == 1:
-                run.bad_samples.append(record)
+    if run.folder.bad_samples.is_file():
+        for record in json_records(run.folder.bad_samples, run.damaged_lines):
+            reason = str(record.get("reason", "unknown"))
+            counts[reason] += 1
+            run.bad_samples.setdefault(reason, record)
     stated = run.summary.get("bad_samples")
-    if isinstance(stated, dict):
-        for reason, count in stated.items():
-            if isinstance(count, int):
-                counts[str(reason)] = max(count, counts[str(reason)])
+    for reason, count in stated.items() if isinstance(stated, dict) else ():
+        if isinstance(count, int):
+            counts[str(reason)] = max(count, counts[str(reason)])
     run.bad_counts = {reason: count for reason, count in counts.most_common() if count}

@@ -17,6 +17,7 @@ import torch
 from vlm_pg.errors import AnswerError, ConfigError, ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.http.keys import holds_key
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.sampling import rollout_key

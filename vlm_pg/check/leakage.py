@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 
-from vlm_pg.check.finding import Finding, error, warning
+from vlm_pg.check.findings import Finding, error, warning
 from vlm_pg.data.ledger import Ledger
 from vlm_pg.data.sameness import text_key
 from vlm_pg.errors import SampleError

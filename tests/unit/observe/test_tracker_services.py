@@ -13,13 +13,11 @@ from PIL import Image
 
 from tests.support import tracker_files
 from tests.unit.observe.builders import make_group, read_lines
-from vlm_pg.observe.metrics import MetricsLog
-from vlm_pg.observe.rollouts import RolloutsLog
+from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings, TrackerName
-from vlm_pg.observe.trackers.kinds import is_installed
-from vlm_pg.observe.trackers.sink import TrackedRun
-from vlm_pg.observe.trackers.trackers import Trackers
+from vlm_pg.observe.tracker_adapters import MlflowAdapter, TrackedRun
+from vlm_pg.observe.trackers import Trackers, is_installed
 
 CONFIG = "run: {name: tiny}\nmodel: {path: assets/tiny, dtype: null}\nrollout: {num_generations: 8}\n"
 HOSTILE = "<script>alert(1)</script> ![](http://127.0.0.1/a.png) --x_x--0_0--{}--x_x--0_0-- \x1b[31m \ud800 中文"
@@ -32,6 +30,8 @@ def needs(name: str) -> pytest.MarkDecorator:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DATA_DIR", "")  # the adapter sets it; restored after the test
+    monkeypatch.delenv("WANDB_DATA_DIR")
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
@@ -157,13 +157,11 @@ def test_mlflow_keeps_numbers_once_that_are_given_again(folder: RunFolder) -> No
     """Their answer may have been lost on its way back."""
     from mlflow import MlflowClient
 
-    from vlm_pg.observe.trackers.mlflow_sink import MlflowSink
-
-    sink = MlflowSink()
-    run_id = sink.begin(TrackedRun(folder, "proj", "tiny", {})).run_id
+    adapter = MlflowAdapter()
+    adapter.start(TrackedRun(folder, "proj", "tiny", {}))
     for step in (1, 1, 2, 2):
-        sink.scalars(step, {"train/reward": 0.5})
+        adapter.log_scalars(step, {"train/reward": 0.5})
         time.sleep(0.01)  # another time, which tells values apart
-    sink.finish(failed=False)
-    history = MlflowClient().get_metric_history(run_id, "train/reward")
+    adapter.finish(failed=False)
+    history = MlflowClient().get_metric_history(adapter.run_id, "train/reward")
     assert [(point.step, point.value) for point in history] == [(1, 0.5), (2, 0.5)]
