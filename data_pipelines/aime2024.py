@@ -46,8 +46,8 @@ from data_pipelines.engine.fields import (
 )
 from data_pipelines.engine.questions import answered, without_sentences
 from data_pipelines.engine.reading import read_rows
+from vlm_pg.data.dedup import text_key
 from vlm_pg.data.files import RecordPlace
-from vlm_pg.data.sameness import text_key
 from vlm_pg.errors import SampleError
 
 _PROBLEM, _SOLUTION, _ANSWER = ("problem", "Problem", "question"), ("solution", "Solution"), ("answer", "Answer")

@@ -45,8 +45,8 @@ from data_pipelines.engine.fields import (
 )
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import files_beside, read_rows, text_lines
-from vlm_pg.data.columns import shortest
 from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.tables import shortest
 from vlm_pg.errors import ConfigError, SampleError, printable
 
 TABLES = ("Charades_v1_*.csv", "Charades/Charades_v1_*.csv", "../Charades_v1_*.csv", "../Charades/Charades_v1_*.csv")

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from vlm_pg.data.folders import data_folder
+from vlm_pg.data.files import data_folder
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.rewards.gold import gold_faults as gold_faults
 

@@ -47,7 +47,7 @@ from data_pipelines.engine.fields import (
 from data_pipelines.engine.options import letter_of_text, lettered
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import keyed_rows
-from vlm_pg.data.embedded import Embedded
+from vlm_pg.data.tables import Embedded
 
 # Rounding to two decimals, as numbers are compared, would take answers of more decimals for equal that are not.
 _PRECISIONS = (1, 2)

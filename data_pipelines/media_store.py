@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.told import Told, as_vtt
-from vlm_pg.data.embedded import Embedded
+from vlm_pg.data.tables import Embedded
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import write_bytes_atomic
 from vlm_pg.media.content import HEAD_BYTES, shown_head, stored_as

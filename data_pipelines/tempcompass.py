@@ -44,8 +44,7 @@ from data_pipelines.engine.fields import called, first_of, list_of, object_of, t
 from data_pipelines.engine.options import letter_of, letter_of_text, lettered, split_options
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
-from vlm_pg.data.files import RecordPlace, read_json_object
-from vlm_pg.data.folders import root_of
+from vlm_pg.data.files import RecordPlace, read_json_object, root_of
 
 DIMS = ("action", "speed", "direction", "order", "attribute_change")
 _TASKS = "multi-choice", "yes_no", "caption_matching", "captioning"

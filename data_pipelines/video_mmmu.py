@@ -49,7 +49,7 @@ from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered
 from data_pipelines.engine.reading import files_beside, read_rows
 from vlm_pg.data.files import RecordPlace
-from vlm_pg.data.option_letters import have_letters
+from vlm_pg.data.gold import have_letters
 
 _TRACKS = ("Perception", "Comprehension", "Adaptation")
 _WITH_PICTURE = "Adaptation"

@@ -33,7 +33,7 @@ from data_pipelines.engine.tally import Tally
 from data_pipelines.manifest import REPORT, SUMMARY, find_prepared, fingerprint, write_manifest
 from data_pipelines.owned import MISSING, place, refuse_foreign, settle
 from data_pipelines.program import program
-from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.dedup import Ledger
 from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.prepared import SCHEMA_VERSION
 from vlm_pg.errors import ConfigError, VlmPgError

@@ -9,7 +9,7 @@ from typing import Any
 
 from data_pipelines.engine.dataset import DataSet, Form
 from data_pipelines.engine.judging import Source
-from vlm_pg.data.folders import root_of
+from vlm_pg.data.files import root_of
 
 
 def count_rows(dataset: DataSet, sources: Sequence[Source]) -> tuple[dict[Path, int], str | None]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.dataset import DataSet, Split
-from vlm_pg.data.folders import SPLITS as SPLITS_FILE
-from vlm_pg.data.folders import STATE, NoSuchSplit, data_folder, files_of
+from vlm_pg.data.files import SPLITS as SPLITS_FILE
+from vlm_pg.data.files import STATE, NoSuchSplit, data_folder, files_of
 from vlm_pg.errors import ConfigError, printable
 
 _LISTED = 12

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.errors import SampleError, printable
 from vlm_pg.media.paths import EXTENSIONS
 

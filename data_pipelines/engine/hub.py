@@ -31,7 +31,7 @@ def fetch(name: str, config: str | None, split: str, folder: Path, revision: str
             of rows of CSV that it has no room for (``rows_and_lost``).
         revision: a commit, branch or tag of a data set of the hub; None: the newest.
 
-    Returns FOLDER:split, as ``vlm_pg.data.folders`` reads it.
+    Returns FOLDER:split, as ``vlm_pg.data.files`` reads it.
 
     Raises:
         ConfigError: there is no such data set or split, it cannot be loaded or written, or the folder holds another.

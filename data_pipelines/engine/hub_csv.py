@@ -13,7 +13,7 @@ from typing import Any
 
 from data_pipelines.engine.hub_lost import LostRows
 from data_pipelines.engine.reading import read_csv
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
 
 # What a data set may say of its files without changing how they are read.
 _ANY = ("name", "version", "data_dir", "data_files", "description", "features", "sep", "delimiter")

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.engine.reading import read_rows
-from vlm_pg.data.files import RecordPlace
-from vlm_pg.data.folders import files_of
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
+from vlm_pg.data.files import RecordPlace, files_of
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing
 

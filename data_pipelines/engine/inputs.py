@@ -14,7 +14,7 @@ from data_pipelines.engine.judging import Source
 from data_pipelines.engine.reading import files_beside
 from data_pipelines.engine.rows import form_of, row_names
 from data_pipelines.manifest import fingerprint, sha256_of
-from vlm_pg.data.folders import files_of
+from vlm_pg.data.files import files_of
 from vlm_pg.data.prepared import SCHEMA_VERSION
 from vlm_pg.errors import ConfigError, printable
 

@@ -14,9 +14,8 @@ from data_pipelines.engine.finding import Found, MediaFinder
 from data_pipelines.engine.missing import REASON, Missing
 from data_pipelines.engine.rows import LeftOut, RowReader
 from data_pipelines.media_store import MediaStore
-from vlm_pg.data.files import RecordPlace
-from vlm_pg.data.folders import root_of
-from vlm_pg.data.sameness import path_key, text_key
+from vlm_pg.data.dedup import path_key, text_key
+from vlm_pg.data.files import RecordPlace, root_of
 from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import resolve
 from vlm_pg.rewards import Rewarder, RewardSettings

@@ -20,10 +20,9 @@ from data_pipelines.engine.fields import (
 )
 from data_pipelines.engine.options import letter_of_text, split_options
 from data_pipelines.engine.questions import answered, check_removed_marks, untagged, without_sentences
-from vlm_pg.data.columns import Label
-from vlm_pg.data.gold import answer_kind_of
-from vlm_pg.data.option_letters import Closed, close_gap, option_texts, options_of
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
+from vlm_pg.data.gold import Closed, answer_kind_of, close_gap, option_texts, options_of
+from vlm_pg.data.tables import Label
 from vlm_pg.errors import SampleError
 
 _NUMBERS = ("start", "end", "folder_fps")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.engine.fields import plain_number, unusable
-from vlm_pg.data.columns import Label
-from vlm_pg.data.option_letters import is_gap, unglued
+from vlm_pg.data.gold import is_gap, unglued
+from vlm_pg.data.tables import Label
 from vlm_pg.rewards.options import same_text
 
 # "A. red", "A) red", "(A) red", "A: red"; not "D.C. is shown", unless the lines below say that it is an option.

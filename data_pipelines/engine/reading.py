@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.data.files import RecordPlace, read_json_object, read_raw
-from vlm_pg.data.folders import root_of
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
+from vlm_pg.data.files import RecordPlace, read_json_object, read_raw, root_of
 from vlm_pg.errors import ConfigError, printable
 
 Reader = Callable[[Path], Iterator[tuple[RecordPlace, Any]]]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlm_pg.data.ledger import Ledger
-from vlm_pg.data.sameness import path_key, text_key
+from vlm_pg.data.dedup import Ledger, path_key, text_key
 from vlm_pg.errors import printable
 from vlm_pg.types import Sample
 

@@ -14,10 +14,9 @@ from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.told import Told
 from data_pipelines.media_store import MediaStore
-from vlm_pg.data.files import RecordPlace
-from vlm_pg.data.folders import data_folder, root_of
+from vlm_pg.data.fields import Unreadable
+from vlm_pg.data.files import RecordPlace, data_folder, root_of
 from vlm_pg.data.records import parse_record, with_paths
-from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import BadSample, Sample
 

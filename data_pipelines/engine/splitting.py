@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from data_pipelines.engine.judging import Verdict
-from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.dedup import Ledger
 from vlm_pg.errors import printable
 from vlm_pg.types import BadSample, Sample
 

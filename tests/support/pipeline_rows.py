@@ -15,9 +15,9 @@ from data_pipelines.engine.discovering import annotation_files
 from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.rows import LeftOut, RowReader, form_of, row_names
 from data_pipelines.media_store import MediaStore
-from vlm_pg.data.folders import root_of
+from vlm_pg.data.fields import Unreadable
+from vlm_pg.data.files import root_of
 from vlm_pg.data.records import parse_record
-from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.types import BadSample, Sample
 
 Outcomes = Sequence[Sample | BadSample]

@@ -6,9 +6,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from vlm_pg.cache.places import places, verify
-from vlm_pg.cache.room import prune
-from vlm_pg.cache.store import MARK, open_folder
+from vlm_pg.cache.eviction import places, prune
+from vlm_pg.cache.store import MARK, open_folder, verify
 from vlm_pg.errors import ConfigError, printable
 
 _GIB = 2**30

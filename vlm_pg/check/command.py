@@ -19,7 +19,7 @@ from vlm_pg.check.sets import Asked, CheckedSet, mixture_fault, sets_of, too_man
 from vlm_pg.check.tally import SetTally
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
-from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.dedup import Ledger
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing

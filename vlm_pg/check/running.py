@@ -12,8 +12,8 @@ from vlm_pg.check.judge import Judge
 from vlm_pg.check.probing import Facts, Prober
 from vlm_pg.check.sets import CheckedSet
 from vlm_pg.check.tally import SetTally
+from vlm_pg.data.dedup import Ledger
 from vlm_pg.data.files import count_raw
-from vlm_pg.data.ledger import Ledger
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.progress import Bar

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.errors import ConfigError, printable
 
 # Python refuses to read longer numbers, because the time it takes grows with the square of their length

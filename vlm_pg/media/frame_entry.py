@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vlm_pg.cache.entry_file import Damaged, Entry
+from vlm_pg.cache.store import Damaged, Entry
 from vlm_pg.media.sampling import MAX_ASPECT_RATIO
 from vlm_pg.media.selection import Part
 from vlm_pg.media.settings import MediaSettings

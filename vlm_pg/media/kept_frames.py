@@ -15,11 +15,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.cache.entry_file import Damaged
+from vlm_pg.cache.eviction import Outcome
 from vlm_pg.cache.notes import say
-from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.store import Store, key_of
+from vlm_pg.cache.store import Damaged, Store, key_of
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import judge

@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from vlm_pg.cache.machine import gpu_driver, gpu_models
-from vlm_pg.cache.source_code import source_digest
+from vlm_pg.cache.provenance import gpu_driver, gpu_models, source_digest
 
 # A folder of pictures is a video that Pillow decodes.
 MadeOf = Literal["image", "video", "folder"]

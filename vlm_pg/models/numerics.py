@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.cache.machine import gpu_driver, lines, this_machine
+from vlm_pg.cache.provenance import gpu_driver, lines, this_machine
 from vlm_pg.cache.store import key_of
 
 _CPU_INFO = Path("/proc/cpuinfo")

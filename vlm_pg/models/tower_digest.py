@@ -17,7 +17,7 @@ import xxhash
 from vlm_pg.attention.frames import frames_forward
 from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels.cuda import CudaFlashKernel
-from vlm_pg.cache.source_code import source_digest
+from vlm_pg.cache.provenance import source_digest
 from vlm_pg.cache.store import key_of
 from vlm_pg.models.family import Family
 from vlm_pg.models.layer_globals import replaced_globals

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_pg.data.references import check_marks, mark_fault
+from vlm_pg.data.records import check_marks, mark_fault
 from vlm_pg.prompts.turn import Medium, Turn
 from vlm_pg.types import MEDIA_MARKS, MediaKind, Sample
 

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from tests.support.cache_entries import DAY, age, entry, epoch, held, key, size_of
-from vlm_pg.cache import account
-from vlm_pg.cache import room as module
-from vlm_pg.cache.places import Place, alone, places
-from vlm_pg.cache.room import Outcome
+from vlm_pg.cache import eviction as account
+from vlm_pg.cache import eviction as module
+from vlm_pg.cache.eviction import Outcome, Place, alone, places
 from vlm_pg.cache.store import Store
 
 SIZE, PROCESSES = size_of(entry(0)), 6

@@ -13,7 +13,7 @@ from data_pipelines.engine import already
 from data_pipelines.manifest import write_manifest
 from data_pipelines.program import digest_of, program
 from vlm_pg.data.files import read_raw
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError
 
 

@@ -17,7 +17,7 @@ from data_pipelines.engine.repeats import Repeats
 from data_pipelines.engine.splitting import Placed, Splitter
 from tests.support.frame_folders import coloured, write_folder
 from tests.support.tiny_media import write_media
-from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.dedup import Ledger
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.probe import MediaFacts

@@ -18,7 +18,7 @@ from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.judging import Judge, Part, Verdict
 from data_pipelines.engine.spool import Spool
 from tests.support.pipeline_rows import empty_files
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.types import BadSample, MediaRef, Sample
 

@@ -14,8 +14,7 @@ from data_pipelines.engine.repeats import Repeats
 from data_pipelines.engine.splitting import Placed, Splitter
 from tests.support.pipeline_rows import write_lines
 from vlm_pg.check.crossing import question_key
-from vlm_pg.data.ledger import Ledger
-from vlm_pg.data.sameness import path_key, text_key
+from vlm_pg.data.dedup import Ledger, path_key, text_key
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.types import BadSample, MediaRef, Sample
 

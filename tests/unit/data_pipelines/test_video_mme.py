@@ -17,7 +17,7 @@ from tests.support.pipeline_rows import check_odd_rows, empty_files, example, on
 from tests.support.published.case import lay_out
 from tests.support.published.video_mme import CASES, FIRST, ROWS, TABLE, row
 from tests.unit.data_pipelines.test_prepare_resumed import killed
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.types import BadSample, Sample
 
 PUBLISHED: dict[str, Any] = row(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from vlm_pg.cache import machine
+from vlm_pg.cache import provenance as machine
 from vlm_pg.models import numerics as module
 from vlm_pg.models.numerics import numerics_digest
 

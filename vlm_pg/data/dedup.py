@@ -1,10 +1,26 @@
-"""What was seen, kept on disk, so that memory does not grow with the data."""
+"""Finding duplicates: keys of texts and paths, and a table on disk of those seen."""
 
 from __future__ import annotations
 
+import posixpath
 import sqlite3
+import unicodedata
 from pathlib import Path
 from typing import Self
+
+
+def text_key(text: str) -> str:
+    r"""Equal for texts that differ in blanks, line ends or how letters are composed: text_key("a\r\n b ") == "a b"."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def path_key(path: str) -> str:
+    r"""Equal for spellings of one path: path_key(" x/..//b\c.mp4") == "b/c.mp4". Addresses stay as they are.
+
+    A backslash counts as a separator, as where rows name files of Windows.
+    """
+    path = unicodedata.normalize("NFC", path.strip())
+    return path if "://" in path else posixpath.normpath(path.replace("\\", "/"))
 
 
 class Ledger:
