@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, without_sentences
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
+from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, read_rows
 from data_pipelines.engine.fields import (
     called,
     first_of,
@@ -44,8 +45,6 @@ from data_pipelines.engine.fields import (
     unusable,
     whole_number,
 )
-from data_pipelines.engine.questions import answered, without_sentences
-from data_pipelines.engine.reading import read_rows
 from vlm_pg.data.dedup import text_key
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import SampleError

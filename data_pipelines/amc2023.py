@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
 from data_pipelines.engine.fields import named, published, text_of, unusable, whole_number
-from data_pipelines.engine.questions import answered
 
 _YEAR = re.compile(r"/([0-9]{4})_AMC")
 _PROBLEM = ("question", "problem")

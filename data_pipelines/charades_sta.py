@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, in_folders, read_rows, text_lines
 from data_pipelines.engine.fields import (
     called,
     list_of,
@@ -43,8 +44,6 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import files_beside, read_rows, text_lines
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.data.tables import shortest
 from vlm_pg.errors import ConfigError, SampleError, printable

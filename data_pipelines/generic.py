@@ -58,15 +58,11 @@ from functools import partial
 from pathlib import Path
 
 from data_pipelines.common import run
+from data_pipelines.engine.annotation_files import read_alone, refuse_inside
 from data_pipelines.engine.command import is_prepared, prepare
-from data_pipelines.engine.dataset import TABLES, DataSet, Form
-from data_pipelines.engine.discovering import read_alone
-from data_pipelines.engine.field_map import FieldMap, read_map
-from data_pipelines.engine.guarding import refuse_inside
-from data_pipelines.engine.hub_lost import LOST, how_many_lost, rows_and_lost
-from data_pipelines.engine.hub_origin import UnknownOrigin
-from data_pipelines.engine.mapped_rows import mapped_questions, mapped_record
-from data_pipelines.engine.reading import keyed_rows, one_object
+from data_pipelines.engine.dataset import TABLES, DataSet, Form, keyed_rows, one_object
+from data_pipelines.engine.field_map import FieldMap, mapped_questions, mapped_record, read_map
+from data_pipelines.engine.hub import LOST, UnknownOrigin, how_many_lost, rows_and_lost
 from vlm_pg.errors import ConfigError, printable
 
 GENERIC = DataSet("generic", ())

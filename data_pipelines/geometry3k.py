@@ -28,12 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, check_removed_marks, lettered, without_sentences
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders, one_object, read_rows
 from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
-from data_pipelines.engine.options import lettered
-from data_pipelines.engine.questions import answered, check_removed_marks, without_sentences
-from data_pipelines.engine.reading import one_object, read_rows
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.rewards.latex_text import statement, unspaced

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
 from data_pipelines.engine.fields import first_of, plain_number
-from data_pipelines.engine.questions import answered
 from vlm_pg.errors import SampleError
 
 _BEFORE_GOLD = "####"

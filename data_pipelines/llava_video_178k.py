@@ -42,10 +42,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import open_or_choice, without_mark, without_sentences
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import listed, text_of, unusable
-from data_pipelines.engine.questions import open_or_choice, without_mark, without_sentences
 
 _ASKS_FOR_LETTER = (
     "Please respond with only the letter of the correct answer.",

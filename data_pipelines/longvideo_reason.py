@@ -38,10 +38,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import open_or_choice, untagged_once, without_mark
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import published, text_of, unusable
-from data_pipelines.engine.questions import open_or_choice, untagged_once, without_mark
 
 _OPTIONS = 4
 _FOLDERS = ("longvila_videos", "longvideo_eval_subset*")

@@ -36,13 +36,11 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, letter_at, lettered
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import called, list_of, named, number_of, text_of, texts_of, unusable
-from data_pipelines.engine.options import letter_at, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import files_beside, read_rows
-from data_pipelines.engine.told import Told
+from data_pipelines.engine.rows import Subtitles
 from vlm_pg.data.files import RecordPlace, read_raw
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.types import Cue
@@ -134,7 +132,7 @@ def _bad(came: str) -> SampleError:
     return unusable("bad_subtitles", f"of the subtitles {came}", allowed)
 
 
-def _told(row: Row) -> Told | None:
+def _told(row: Row) -> Subtitles | None:
     """What is said in the clip; None where its subtitles are not there."""
     file = row.get("subtitle_file")
     if not file:
@@ -144,7 +142,7 @@ def _told(row: Row) -> Told | None:
         said = [one for _, one in read_raw(Path(file))]
     except ConfigError as error:
         raise _bad(f"the file cannot be read: {error}") from None
-    return Told(tuple(cues_of(said, zero, duration)))
+    return Subtitles(tuple(cues_of(said, zero, duration)))
 
 
 def _candidates(row: Row) -> list[str]:

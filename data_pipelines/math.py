@@ -29,11 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, in_folders
+from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, in_folders, one_object
 from data_pipelines.engine.fields import answer_text, first_of, named, published, unusable
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import one_object
 
 _PROBLEM = ("problem", "Problem", "question")
 _SOLUTION, _ANSWER = ("solution", "Solution"), ("answer", "Answer")

@@ -32,8 +32,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, keyed_rows
 from data_pipelines.engine.fields import (
     answer_text,
     first_of,
@@ -44,9 +45,6 @@ from data_pipelines.engine.fields import (
     texts_of,
     unusable,
 )
-from data_pipelines.engine.options import letter_of_text, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import keyed_rows
 from vlm_pg.data.tables import Embedded
 
 # Rounding to two decimals, as numbers are compared, would take answers of more decimals for equal that are not.

@@ -30,12 +30,10 @@ from typing import Any
 from urllib.parse import unquote
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, letter_of, lettered, open_answer
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import answer_text, first_of, named, object_of, published, text_of, unusable
-from data_pipelines.engine.open_answers import open_answer
-from data_pipelines.engine.options import letter_of, lettered
-from data_pipelines.engine.questions import answered
 
 _CHOICE, _OPEN = "multiple-choice", "open-ended"
 _VIDEOS = "videos"

@@ -33,12 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, read_rows
 from data_pipelines.engine.fields import called, list_of, number_of, text_of, texts_of, unusable
-from data_pipelines.engine.options import letter_of_text, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import read_rows
 from vlm_pg.data.files import RecordPlace
 
 # Where each task's videos lie below ``video``: OpenGVLab/Ask-Anything, video_chat2/mvbench.ipynb.

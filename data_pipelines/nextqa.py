@@ -27,12 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, letter_at, lettered
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import called, named, published, text_of, video_file
-from data_pipelines.engine.options import letter_at, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import files_beside, read_rows
 from vlm_pg.data.files import RecordPlace, read_json_object
 from vlm_pg.errors import ConfigError, SampleError, printable
 

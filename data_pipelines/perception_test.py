@@ -37,9 +37,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_pipelines.clevrer import perception_tests_in
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, letter_at, lettered
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.dataset import DataSet, Form, Reader, Row, files_beside, in_folders, keyed_rows, read_rows
 from data_pipelines.engine.fields import (
     called,
     list_of,
@@ -51,10 +53,6 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.numbered import perception_tests_in
-from data_pipelines.engine.options import letter_at, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
 from vlm_pg.data.files import RecordPlace, read_json_object
 
 CUTS = ("cut_frame_mapping_*.json", "../cut_frame_mapping_*.json")

@@ -25,6 +25,7 @@ from typing import Any
 
 from data_pipelines.charades_sta import CHARADES, CHARADES_SHARED
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
@@ -37,8 +38,6 @@ from data_pipelines.engine.fields import (
     texts_of,
     video_file,
 )
-from data_pipelines.engine.options import letter_of_text, lettered
-from data_pipelines.engine.questions import answered
 
 
 def main(argv: Sequence[str] | None = None) -> int:

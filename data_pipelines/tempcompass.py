@@ -38,12 +38,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, letter_of, letter_of_text, lettered, split_options
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Reader, Row, files_beside, keyed_rows, read_rows
 from data_pipelines.engine.fields import called, first_of, list_of, object_of, text_of, unusable, video_file
-from data_pipelines.engine.options import letter_of, letter_of_text, lettered, split_options
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
 from vlm_pg.data.files import RecordPlace, read_json_object, root_of
 
 DIMS = ("action", "speed", "direction", "order", "attribute_change")

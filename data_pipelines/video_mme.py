@@ -27,10 +27,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import called, list_of, named, text_of, texts_of, video_file
-from data_pipelines.engine.questions import answered
 
 _TEXTS = ("duration", "domain", "sub_category", "task_type")
 _SET = "[Vv]ideo*[Mm][Mm][Ee]"

@@ -41,13 +41,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, lettered, open_answer
 from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import answer_text, called, named, published, text_of, texts_of, unusable, video_file
-from data_pipelines.engine.open_answers import open_answer
-from data_pipelines.engine.options import lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import files_beside, read_rows
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.data.gold import have_letters
 

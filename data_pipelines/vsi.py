@@ -36,11 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
+from data_pipelines.engine.answers import answered, check_removed_marks, split_options, without_sentences
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import answer_text, listed, named, published, text_of, unusable
-from data_pipelines.engine.options import split_options
-from data_pipelines.engine.questions import answered, check_removed_marks, without_sentences
 
 _INSTRUCTIONS = (
     "<image>",

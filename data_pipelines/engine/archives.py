@@ -9,20 +9,21 @@ from __future__ import annotations
 import bz2
 import gzip
 import os
+import re
 import shutil
 import stat
 import tarfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from data_pipelines.engine.unpacked import is_unpacked, note_unpacked
 from vlm_pg.errors import ConfigError, printable
+from vlm_pg.files import replacing
 
 # Of xz a few bytes can ask for gigabytes of memory.
 _OPENERS: dict[str, Callable[..., Any]] = {".tar": open, ".tar.gz": gzip.open, ".tgz": gzip.open, ".tar.bz2": bz2.open}
@@ -279,3 +280,63 @@ def _is_plain_text(name: str) -> bool:
 
 def _shown(name: Any) -> str:
     return printable(str(name), 120)
+
+
+def is_unpacked(archive: Path) -> bool:
+    """Whether an archive was unpacked as it is now, and all of its files are there, as large as they were."""
+    try:
+        with _note(archive).open(encoding="utf-8", newline="\n") as lines:
+            if next(lines, "") != _state(archive):
+                return False
+            files = (line.rstrip("\n").partition(" ") for line in lines)
+            return all((archive.parent / name).stat().st_size == int(size) for size, _, name in files)
+    except (OSError, ValueError):  # a file is gone; there is no note, or another file in its place
+        return False
+
+
+def note_unpacked(archive: Path, names: Iterable[PurePosixPath]) -> None:
+    """Say that these files, below the archive's folder, are all that it holds."""
+    with replacing(_note(archive), durable=False) as file:
+        file.write(_state(archive).encode())
+        for name in names:
+            file.write(f"{(archive.parent / name).stat().st_size} {name}\n".encode())
+
+
+def _note(archive: Path) -> Path:
+    return archive.with_name(f".{archive.name}.unpacked")
+
+
+def _state(archive: Path) -> str:
+    found = archive.stat()
+    return f"{found.st_size} {found.st_mtime_ns}\n"
+
+
+_KINDS = r"t?xz|t?zst|t?lz4|t?lzma|t?lz|tbz2?|gz|bz2|7z|rar"
+# split(1) counts aa, ab, ...; no further than fz, as "md" and "py" are something else.
+_COUNTS = r"(?:\d{1,4}|[a-f][a-z])"
+_NAMES = re.compile(
+    rf".+\.(?:{_KINDS}|[rz]\d\d)"
+    rf"|.+\.(?:{_KINDS}|tar|tgz|zip)[._-]?(?:part)?[._-]?{_COUNTS}"
+    rf"|(?:.*[._-])?part[._-]?{_COUNTS}",
+    re.IGNORECASE,
+)
+_LISTED = 12
+
+
+def unsupported_below(folder: Path) -> list[Path]:
+    """Files in a folder and its folders that are called as such archives are."""
+    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if _is_unsupported(path.name))
+
+
+def unsupported_message(others: list[Path]) -> str:
+    """What is said of them."""
+    shown = ", ".join(printable(str(path), 300) for path in others[:_LISTED]) + (" ..." if others[_LISTED:] else "")
+    return (
+        f"Not unpacked: {shown}. Unpacked are {', '.join(SUFFIXES)}, each in one piece. Unpack others by hand, if what "
+        "is in them is not there yet; parts are joined first, as in cat x.tar.part_* > x.tar."
+    )
+
+
+def _is_unsupported(name: str) -> bool:
+    return not name.lower().endswith(SUFFIXES) and _NAMES.fullmatch(name) is not None

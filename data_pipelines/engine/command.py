@@ -12,27 +12,35 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from data_pipelines.common import holding
-from data_pipelines.engine.already import tell_prepared
+from data_pipelines.engine.annotation_files import (
+    MANY_FILES,
+    count_rows,
+    details_of,
+    inputs_of,
+    refuse_changed,
+    sources_of,
+)
 from data_pipelines.engine.arguments import Arguments, parse
-from data_pipelines.engine.assembling import REFUSED, REPEATED, write_all
-from data_pipelines.engine.counting import count_rows
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.doubting import Doubt
-from data_pipelines.engine.finding import MediaFinder
-from data_pipelines.engine.inputs import MANY_FILES, details_of, inputs_of, refuse_changed, sources_of
-from data_pipelines.engine.judging import Rules, Source, Verdict
-from data_pipelines.engine.media_look import MediaLook
-from data_pipelines.engine.outcome import check_all_judged, check_outcome
-from data_pipelines.engine.repeats import Repeats
-from data_pipelines.engine.running import judge_all
-from data_pipelines.engine.splitting import Splitter
-from data_pipelines.engine.spool import Spool, remove_left
-from data_pipelines.engine.summary import write_summary
-from data_pipelines.engine.tally import Tally
-from data_pipelines.manifest import REPORT, SUMMARY, find_prepared, fingerprint, write_manifest
-from data_pipelines.owned import MISSING, place, refuse_foreign, settle
-from data_pipelines.program import program
+from data_pipelines.engine.judging import Rules, Source, Verdict, judge_all
+from data_pipelines.engine.media_check import MediaLook
+from data_pipelines.engine.media_finder import MediaFinder
+from data_pipelines.engine.output_folder import (
+    MISSING,
+    REPORT,
+    SUMMARY,
+    find_prepared,
+    fingerprint,
+    holding,
+    place,
+    program,
+    refuse_foreign,
+    settle,
+    write_manifest,
+)
+from data_pipelines.engine.report import Tally, check_all_judged, check_outcome, tell_prepared, write_summary
+from data_pipelines.engine.resume import Doubt, Spool, remove_left
+from data_pipelines.engine.splits import REFUSED, REPEATED, Repeats, Splitter, write_all
 from vlm_pg.data.dedup import Ledger
 from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.prepared import SCHEMA_VERSION

@@ -1,29 +1,36 @@
-"""What becomes of some rows, in a process of its own: samples, refusals, what filters leave out."""
+"""Rows to verdicts: samples, refusals and rows that filters leave out; in several processes where there are many."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_pipelines.common import gold_faults
 from data_pipelines.engine.dataset import DataSet, Split
-from data_pipelines.engine.finding import Found, MediaFinder
-from data_pipelines.engine.missing import REASON, Missing
-from data_pipelines.engine.rows import LeftOut, RowReader
-from data_pipelines.media_store import MediaStore
+from data_pipelines.engine.media_finder import REASON, Found, MediaFinder, Missing
+from data_pipelines.engine.rows import LeftOut, MediaStore, RowReader
 from vlm_pg.data.dedup import path_key, text_key
 from vlm_pg.data.files import RecordPlace, root_of
 from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import resolve
+from vlm_pg.processes import outlive_signals
+from vlm_pg.progress import Bar
 from vlm_pg.rewards import Rewarder, RewardSettings
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import BadSample, Sample
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:
+    from data_pipelines.engine.resume import Spool
     from vlm_pg.media.probe import MediaFacts
+
 
 DATA_TYPES = ("image", "video", "mixed", "text")
 
@@ -189,3 +196,97 @@ def data_type(sample: Sample) -> str:
 def split_keys(sample: Sample) -> tuple[str, ...]:
     """What must not be in both splits: the media, or without media the question itself, however they are spelled."""
     return tuple(path_key(ref.path) for ref in sample.media) or (text_key(sample.question),)
+
+
+PART_ROWS = 256
+# Fewer are judged before processes have started.
+_FEW_PARTS = 8
+
+
+def parts_of(sources: Sequence[Source], dataset: DataSet) -> Iterator[Part]:
+    """The rows of all files in runs of ``PART_ROWS``, whatever the number of processes."""
+    number = 0
+    for source in sources:
+        rows = dataset.forms[source.form].rows(source.path)
+        while some := list(islice(rows, PART_ROWS)):
+            yield Part(number, source, some)
+            number += 1
+
+
+def judge_all(
+    sources: Sequence[Source], dataset: DataSet, rules: Rules, spool: Spool, total_rows: int, workers: int
+) -> int:
+    """Judge what the spool does not have. Returns the number of parts.
+
+    Args:
+        total_rows: of all files, for the bar.
+        workers: processes; at most one: this one.
+
+    Raises:
+        ConfigError: an annotation file cannot be read, or media cannot be written.
+        BrokenProcessPool: a process was killed.
+    """
+    count = 0
+    with Bar("Checking records", total_rows) as bar:
+
+        def missing() -> Iterator[Part]:
+            nonlocal count
+            for part in parts_of(sources, dataset):
+                count += 1
+                if spool.has(part.number, len(part.rows)):
+                    bar.advance(len(part.rows), redone=False)
+                else:
+                    yield part
+
+        if workers > 1 and total_rows > _FEW_PARTS * PART_ROWS:
+            _judge_in_processes(missing(), rules, spool, bar, workers)
+        else:
+            with Judge(rules) as judge:
+                for part in missing():
+                    spool.write(part.number, len(part.rows), judge.judge(part))
+                    bar.advance(len(part.rows))
+    return count
+
+
+def _judge_in_processes(parts: Iterator[Part], rules: Rules, spool: Spool, bar: Bar, workers: int) -> None:
+    """No more parts are read than processes have use for."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _begin, (rules,)) as pool:
+        waiting: dict[Future[list[Verdict]], Part] = {}
+        try:
+            while True:
+                for part in islice(parts, 2 * workers - len(waiting)):
+                    waiting[pool.submit(_judge, part)] = part
+                if not waiting:
+                    return
+                for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    part = waiting.pop(done)
+                    spool.write(part.number, len(part.rows), done.result())
+                    bar.advance(len(part.rows))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+_judge_here: Judge | None = None
+
+
+def _begin(rules: Rules) -> None:
+    """In a new process: Ctrl-C is for the parent, whose end is this one's too."""
+    global _judge_here
+    outlive_signals()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _judge_here = Judge(rules).__enter__()
+
+
+def _end_with_parent() -> None:
+    """The pool's own queue would wait for ever: its workers hold both of its ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _judge(part: Part) -> list[Verdict]:
+    assert _judge_here is not None
+    return _judge_here.judge(part)

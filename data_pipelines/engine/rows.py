@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +13,15 @@ from typing import Any
 
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import unusable
-from data_pipelines.engine.finding import MediaFinder
-from data_pipelines.engine.told import Told
-from data_pipelines.media_store import MediaStore
+from data_pipelines.engine.media_finder import MediaFinder
 from vlm_pg.data.fields import Unreadable
 from vlm_pg.data.files import RecordPlace, data_folder, root_of
 from vlm_pg.data.records import parse_record, with_paths
+from vlm_pg.data.tables import Embedded
 from vlm_pg.errors import ConfigError, SampleError, printable
-from vlm_pg.types import BadSample, Sample
+from vlm_pg.files import write_bytes_atomic
+from vlm_pg.media.content import HEAD_BYTES, shown_head, stored_as
+from vlm_pg.types import BadSample, Cue, Sample
 
 _LOOKED_AT = 20
 
@@ -86,7 +89,7 @@ class RowReader:
             record = self._located(record, folder, self.finder)
         if self.store is not None:
             record = with_paths(record, self.store.unpack)
-            if isinstance(told := record.get("subtitles"), Told):
+            if isinstance(told := record.get("subtitles"), Subtitles):
                 record |= {"subtitles": self.store.write_subtitles(told)}
         return parse_record(record, where)
 
@@ -245,3 +248,107 @@ def _unexpected(error: Exception) -> SampleError:
         "its project publishes them are expected. Correct the row, or report this if it is as published.",
         "".join(traceback.format_exception(error)),
     )
+
+
+FOLDER = "unpacked"
+_NAME_CHARACTERS = 40
+
+
+class MediaStore:
+    """Files below ``root / "unpacked"``. Equal media are one file, whichever rows, data sets or runs they come from.
+
+    Args:
+        root: the media root; paths are relative to it.
+    """
+
+    def __init__(self, root: Path):
+        self._root = root
+
+    def unpack(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row with paths in the place of its media, lists of them included.
+
+        Raises:
+            SampleError: ``unreadable_media``: a medium is not what its column holds, or nothing that can be read.
+            ConfigError: it cannot be written.
+        """
+        return {name: self._path(name, value) for name, value in row.items()}
+
+    def write_subtitles(self, told: Subtitles) -> str | None:
+        """The path of a file with these subtitles; None where nothing is said.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        if not any(cue.text.split() for cue in told.cues):
+            return None
+        # Half of a sign that a text was cut in is none that can be written.
+        return self._stored(as_vtt(told.cues).encode(errors="replace"), ".vtt")
+
+    def _path(self, name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._path(name, one) for one in value]
+        return self._write(name, value) if isinstance(value, Embedded) else value
+
+    def _write(self, name: str, medium: Embedded) -> str:
+        head = medium.data[:HEAD_BYTES]
+        kind, suffix = stored_as(head) or (None, "")
+        if kind is None or medium.kind not in (None, kind):
+            raise SampleError(
+                "unreadable_media",
+                f"'{printable(name, 100)}' should hold {medium.kind or 'an image or video'} and {shown_head(head)}. "
+                "JPEG, PNG, WebP and the usual video containers are read. Convert it, or remove the row.",
+            )
+        return self._stored(medium.data, suffix)
+
+    def _stored(self, data: bytes, suffix: str) -> str:
+        digest = hashlib.sha256(data).hexdigest()[:_NAME_CHARACTERS]
+        relative = Path(FOLDER, digest[:2], f"{digest}{suffix}")
+        try:
+            _write_once(self._root / relative, data)
+        except OSError as error:
+            raise ConfigError(
+                f"'{self._root / relative}' cannot be written: {error.strerror}. Media that stand inside rows are "
+                "written below --media-root. Make room, or choose another."
+            ) from error
+        return relative.as_posix()
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    """One that is there whole, whatever its name says, is left as it is."""
+    if path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes_atomic(path, data, durable=False)
+
+
+# A reader of subtitle files takes "10:30 -> 11:00" for times that somebody typed.
+_OF_CLOCK = re.compile(r":(?=\s{0,9}\d)")
+
+
+@dataclass(frozen=True)
+class Subtitles:
+    """Subtitles in the place of their file's path, in seconds since the video's first frame."""
+
+    cues: tuple[Cue, ...]
+
+
+def as_vtt(cues: Sequence[Cue]) -> str:
+    """Subtitles as a WebVTT file: texts on one line each, times in milliseconds.
+
+    Signs that mean something in such files are escaped (W3C WebVTT, 4.2.2), so that every text is read as it is:
+    as_vtt([Cue(1.5, 2.0, "a <b>")]) == "WEBVTT\\n\\n00:00:01.500 --> 00:00:02.000\\na &lt;b&gt;\\n".
+    """
+    return "\n".join(_blocks(cues))
+
+
+def _blocks(cues: Sequence[Cue]) -> Iterator[str]:
+    yield "WEBVTT\n"
+    for cue in cues:
+        words = " ".join(cue.text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        yield f"{_clock(cue.start)} --> {_clock(cue.end)}\n{_OF_CLOCK.sub('&#58;', words)}\n"
+
+
+def _clock(seconds: float) -> str:
+    """00:01:02.345"""
+    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}.{milliseconds % 1000:03}"

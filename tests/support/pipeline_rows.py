@@ -10,11 +10,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from data_pipelines.engine.annotation_files import annotation_files
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.discovering import annotation_files
-from data_pipelines.engine.finding import MediaFinder
-from data_pipelines.engine.rows import LeftOut, RowReader, form_of, row_names
-from data_pipelines.media_store import MediaStore
+from data_pipelines.engine.media_finder import MediaFinder
+from data_pipelines.engine.rows import LeftOut, MediaStore, RowReader, form_of, row_names
 from vlm_pg.data.fields import Unreadable
 from vlm_pg.data.files import root_of
 from vlm_pg.data.records import parse_record

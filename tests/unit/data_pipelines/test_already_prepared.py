@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from data_pipelines import gsm8k
-from data_pipelines.engine import already
-from data_pipelines.manifest import write_manifest
-from data_pipelines.program import digest_of, program
+from data_pipelines.engine import report as already
+from data_pipelines.engine.output_folder import digest_of, program, write_manifest
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError

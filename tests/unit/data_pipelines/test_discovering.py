@@ -11,8 +11,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from data_pipelines.engine.annotation_files import annotation_files
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.discovering import annotation_files
 from data_pipelines.generic import dataset_of as dataset_of_map
 from vlm_pg.cli import main
 from vlm_pg.cli_prepare import find_pipelines

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from data_pipelines.engine.judging import Verdict
-from data_pipelines.engine.media_book import MediaBook
-from data_pipelines.engine.probing import probe_all, with_media
-from data_pipelines.engine.repeats import Repeats
-from data_pipelines.engine.splitting import Placed, Splitter
+from data_pipelines.engine.media_check import probe_all, with_media
+from data_pipelines.engine.resume import MediaBook
+from data_pipelines.engine.splits import Placed, Repeats, Splitter
 from tests.support.frame_folders import coloured, write_folder
 from tests.support.tiny_media import write_media
 from vlm_pg.data.dedup import Ledger

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from data_pipelines import nextqa, vsi
-from data_pipelines.engine import missing as module
-from data_pipelines.engine.finding import MediaFinder
-from data_pipelines.engine.missing import Missing
+from data_pipelines.engine import media_finder as module
+from data_pipelines.engine.media_finder import MediaFinder, Missing
 from tests.support.pipeline_rows import empty_files
 from tests.support.tiny_media import write_media
 from tests.unit.data_pipelines.test_finding import dataset_of

@@ -13,10 +13,9 @@ from PIL import Image
 
 from data_pipelines import generic, gsm8k, star, video_r1, vsi
 from data_pipelines.engine import command
-from data_pipelines.engine.doubting import Doubt
-from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.judging import Judge, Part, Verdict
-from data_pipelines.engine.spool import Spool
+from data_pipelines.engine.media_finder import MediaFinder
+from data_pipelines.engine.resume import Doubt, Spool
 from tests.support.pipeline_rows import empty_files
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError, VlmPgError

@@ -10,8 +10,7 @@ import pytest
 
 from data_pipelines import gsm8k
 from data_pipelines.engine.judging import Verdict, split_keys
-from data_pipelines.engine.repeats import Repeats
-from data_pipelines.engine.splitting import Placed, Splitter
+from data_pipelines.engine.splits import Placed, Repeats, Splitter
 from tests.support.pipeline_rows import write_lines
 from vlm_pg.check.crossing import question_key
 from vlm_pg.data.dedup import Ledger, path_key, text_key

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data_pipelines import video_mme
-from data_pipelines.engine.finding import MediaFinder
+from data_pipelines.engine.media_finder import MediaFinder
 from data_pipelines.engine.rows import RowReader
 from data_pipelines.video_mme import VIDEO_MME
 from tests.support.pipeline_rows import check_odd_rows, empty_files, example, one_row

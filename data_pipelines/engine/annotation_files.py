@@ -1,4 +1,4 @@
-"""The annotation files of a data set in the folder that it unpacks to."""
+"""Annotation files of a data set: discovery in its folder, their forms, and the state that preparation depends on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import difflib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from data_pipelines.engine.dataset import DataSet, Split
+from data_pipelines.engine.dataset import DataSet, Form, Split, files_beside
+from data_pipelines.engine.judging import Source
+from data_pipelines.engine.output_folder import fingerprint, sha256_of
+from data_pipelines.engine.rows import form_of, row_names
 from vlm_pg.data.files import SPLITS as SPLITS_FILE
-from vlm_pg.data.files import STATE, NoSuchSplit, data_folder, files_of
+from vlm_pg.data.files import STATE, NoSuchSplit, data_folder, files_of, root_of
+from vlm_pg.data.prepared import SCHEMA_VERSION
 from vlm_pg.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from data_pipelines.engine.arguments import Arguments
 
 _LISTED = 12
 SPLITS: tuple[Split, ...] = ("train", "eval")
@@ -176,3 +184,147 @@ def read_alone(dataset: DataSet, names: Iterable[str]) -> set[str]:
                 first = next(filter(None, matches), [])
                 found.update(file.name for path in first for file in files_of(path))
     return found
+
+
+MANY_FILES = 50
+
+
+def sources_of(dataset: DataSet, arguments: Arguments) -> list[Source]:
+    """The annotation files, each with its form.
+
+    Raises:
+        ConfigError: a file is of no form, or what is read lies in the folder that is written.
+    """
+    paths = [*arguments.train, *arguments.eval]
+    refuse_inside(arguments.out, (file for path in paths for file in files_of(path)))
+    refuse_inside(arguments.out, dataset.described_in)
+    names = row_names(paths)
+    found = []
+    for split, some in (("train", arguments.train), ("eval", arguments.eval)):
+        form = None
+        for number, path in enumerate(some):
+            # Of thousands of files of one object each the first tells for all.
+            form = form_of(dataset, path) if form is None or number < MANY_FILES else form
+            found.append(Source(path, dataset.forms.index(form), names[path], split))  # type: ignore[arg-type]
+    refuse_inside(arguments.out, _beside(dataset, found))
+    return found
+
+
+def inputs_of(dataset: DataSet, sources: Sequence[Source], arguments: Arguments) -> dict[str, Any]:
+    """What judging depends on, as JSON values; files by their size and time of change."""
+    files: dict[str, Any] = {}
+    for split in ("train", "eval"):
+        of_split = [source for source in sources if source.split == split]
+        states = [state_of(source.path, f"--{split}") for source in of_split]
+        states += [state_of(path, "the folder") for path in sorted(_beside(dataset, of_split))]
+        files[f"{split}_files"] = states if len(states) <= MANY_FILES else [len(states), fingerprint({"all": states})]
+    inputs: dict[str, Any] = {"pipeline": dataset.name, "schema_version": SCHEMA_VERSION, **files}
+    if dataset.described_in:
+        inputs["described_in"] = [state_of(path, "the command") for path in dataset.described_in]
+    inputs |= {"data_types": sorted(arguments.data_types), "answer_kinds": sorted(arguments.answer_kinds)}
+    inputs["sources"] = sorted(arguments.sources)
+    if dataset.media is not None:
+        inputs |= {
+            "media_root": str(arguments.media_root.resolve()),
+            "skip_media_check": arguments.skip_media_check,
+        }
+    return inputs
+
+
+def details_of(dataset: DataSet, sources: Sequence[Source], rows: Mapping[Path, int]) -> list[dict[str, Any]]:
+    """Of the first files, as the manifest tells. ``rows``: of each."""
+    return [
+        {
+            "path": str(source.path),
+            "form": dataset.forms[source.form].name,
+            "split": source.split,
+            "rows": rows[source.path],
+            "sha256": sha256_of(files_of(source.path)),
+        }
+        for source in sources[:MANY_FILES]
+    ]
+
+
+def refuse_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse files that were written while they were read: nobody knows which rows were seen.
+
+    Args:
+        before: ``inputs_of`` when the run began.
+        now: the same, after all was read.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    changed = [name for name in before if before[name] != now[name]]
+    if not changed:
+        return
+    old = {str(one) for name in changed for one in before[name]}
+    paths = [one["path"] for name in changed for one in now[name] if isinstance(one, dict) and str(one) not in old]
+    shown = ", ".join(f"'{printable(path, 300)}'" for path in paths[:6]) or "One of the files"
+    raise ConfigError(
+        f"{shown} changed while the set was prepared: a download that goes on, or another program. Files that stay as "
+        "they are, are needed; nothing was replaced. Wait until they are complete, and give the same command again."
+    )
+
+
+def _beside(dataset: DataSet, sources: Iterable[Source]) -> set[Path]:
+    return {path for source in sources for path in files_beside(source.path, dataset.forms[source.form].beside)}
+
+
+def count_rows(dataset: DataSet, sources: Sequence[Source]) -> tuple[dict[Path, int], str | None]:
+    """The rows of each file, and the one folder that all rows' media are in, as their forms tell; None: of several.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    rows, folders = {}, set()
+    for source in sources:
+        form, beside, number = dataset.forms[source.form], root_of(source.path), 0
+        for _, row in form.rows(source.path):
+            number += 1
+            if form.folder is not None:
+                folders.add(_folder(form, row, beside))
+        rows[source.path] = number
+    folders.discard(None)
+    return rows, folders.pop() if len(folders) == 1 else None
+
+
+def _folder(form: Form, row: Any, beside: Path) -> str | None:
+    """The folder of a row's media; None where it has none, because it is refused."""
+    with suppress(KeyError, TypeError):
+        return form.folder(row, beside) if isinstance(row, Mapping) and form.folder is not None else None
+    return None
+
+
+def refuse_inside(out: Path, paths: Iterable[Path]) -> None:
+    """Refuse an output folder in which something lies that is read: it would be replaced, or read as what was prepared.
+
+    Raises:
+        ConfigError: one of the paths lies in the folder or is it, as it is written or once links are resolved.
+    """
+    real = out.resolve()
+    for path in paths:
+        # A link in the folder is in the way as much as a file that a link outside of it leads to.
+        if any(one.is_relative_to(real) for one in (path.resolve(), path.parent.resolve() / path.name)):
+            raise ConfigError(
+                f"'{printable(str(path), 300)}' is read, and lies in --out '{printable(str(out), 300)}'. A folder of "
+                "its own is expected, which holds the prepared set alone: files in it are replaced. Choose another."
+            )
+
+
+def state_of(path: Path, option: str, what: str = "Data file") -> dict[str, Any]:
+    """A file or folder of records as a JSON value that changes when it does: by size and time of change.
+
+    Raises:
+        ConfigError: there is none; ``option`` named it, and messages call it ``what``.
+    """
+    folder = data_folder(path)
+    if folder is not None:
+        return {"path": str(path.resolve()), "files": [state_of(file, option) for file in folder.files]}
+    if not path.is_file():
+        raise ConfigError(
+            f"{what} '{path}' does not exist. A file or folder as the data set's project publishes it is expected. "
+            f"Correct {option}."
+        )
+    state = path.stat()
+    return {"path": str(path.resolve()), "bytes": state.st_size, "changed_ns": state.st_mtime_ns}
