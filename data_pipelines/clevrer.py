@@ -32,7 +32,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.answers import answered, lettered
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
@@ -53,14 +53,13 @@ CLEVRER_SPLITS = {
     **dict.fromkeys(("val", "valid", "validation"), range(10_000, 15_000)),
     "test": range(15_000, 20_000),
 }
-# Only CLEVRER has these: Perception Test's end well below.
-_BEYOND = range(12_000, 20_000)
-_SHARED = range(10_000, 12_000)
-_NUMBERED = re.compile(r"video_([0-9]+)")
-_THOUSAND = re.compile(r"video_([0-9]{5})-([0-9]{5})")
-_PART = re.compile(r"video_(?:train|validation|test)")
-_SPLIT = re.compile(r"(?<![a-z])(train|validation|valid|val|test)(?![a-z])")
-
+# Perception Test's numbers end well below 12,000.
+_CLEVRER_NUMBERS = range(12_000, 20_000)
+_SHARED_NUMBERS = range(10_000, 12_000)
+_VIDEO_NAME = re.compile(r"video_([0-9]+)")
+_THOUSAND_NAME = re.compile(r"video_([0-9]{5})-([0-9]{5})")
+_PART_NAME = re.compile(r"video_(?:train|validation|test)")
+_SPLIT_NAME = re.compile(r"(?<![a-z])(train|validation|valid|val|test)(?![a-z])")
 _WORDS = (
     *("gray", "red", "blue", "green", "brown", "cyan", "purple", "yellow"),
     *("rubber", "metal"),
@@ -76,11 +75,6 @@ _SHARED = {f"{outer}{split}{end}": _THOUSAND for outer in _OUTER for split in CL
 _OF_CHOICES = ("explanatory", "predictive", "counterfactual")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(CLEVRER, __doc__ or "", argv)
-
-
 def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions of a scene, named after its video: "video_00428_3"."""
     video = called(row, "video_filename")
@@ -88,11 +82,7 @@ def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question of a scene as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, ``unknown_question_type``, or ``unknown_answer``.
-    """
+    """One question of a scene as a record."""
     asked = object_of(row["asked"], "the question")
     category = text_of(asked, "question_type")
     if category == "descriptive":
@@ -138,44 +128,33 @@ def _selected(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def clevrers_in(folder: PurePosixPath, beside: Collection[str]) -> Callable[[str], bool]:
-    """Which files of a folder are surely CLEVRER's.
-
-    It is CLEVRER's folder of a thousand videos, or of a split, or in one called "clevrer"; else all that lies there has
-    numbers of the folder's split, and of file names that Perception Test has too, there is one that it has not.
-
-    Args:
-        folder: from the root's name on.
-        beside: names, without ending, of the media in it.
-
-    Returns:
-        Says it of a file's name without ending; whatever it has to know of the folder is looked at once.
+    """``DataSet.own_in``: CLEVRER's folder of a thousand videos, or of a split, or in one called "clevrer"; else all
+    names in the folder have numbers of its split, and files that Perception Test has too need one that it has not.
     """
-    if thousand := _THOUSAND.fullmatch(folder.name):
+    if thousand := _THOUSAND_NAME.fullmatch(folder.name):
         numbers = range(int(thousand[1]), int(thousand[2]))
         return lambda stem: _is_padded(stem) and _number(stem) in numbers
-    split = _SPLIT.search(folder.name.lower())
+    split = _SPLIT_NAME.search(folder.name.lower())
     known = CLEVRER_SPLITS[split[1]] if split else range(20_000)
     if _is_in_clevrers(folder):
         return lambda stem: _is_padded(stem) and _number(stem) in known
     if not split or not all(_is_padded(name) and _number(name) in known for name in beside):
         return lambda stem: False
-    only_clevrers = any(_number(name) in _BEYOND for name in beside)
-    return lambda stem: _is_padded(stem) and (only_clevrers or _number(stem) not in _SHARED)
+    only_clevrers = any(_number(name) in _CLEVRER_NUMBERS for name in beside)
+    return lambda stem: _is_padded(stem) and (only_clevrers or _number(stem) not in _SHARED_NUMBERS)
 
 
 def perception_tests_in(folder: PurePosixPath, beside: Collection[str]) -> Callable[[str], bool]:
-    """Which files of a folder nothing says to be CLEVRER's: its name, or, of names that both have, what lies beside.
-
-    Args, Returns: as of ``clevrers_in``.
-    """
-    if _THOUSAND.fullmatch(folder.name) or _is_in_clevrers(folder):
+    """``DataSet.own_in`` of Perception Test: files that neither the folder's name nor, for shared names, the files
+    beside them assign to CLEVRER."""
+    if _THOUSAND_NAME.fullmatch(folder.name) or _is_in_clevrers(folder):
         return lambda stem: False
-    has_clevrers = any(_is_padded(name) and _number(name) not in _SHARED for name in beside)
-    return lambda stem: not has_clevrers or _number(stem) not in _SHARED
+    has_clevrers = any(_is_padded(name) and _number(name) not in _SHARED_NUMBERS for name in beside)
+    return lambda stem: not has_clevrers or _number(stem) not in _SHARED_NUMBERS
 
 
 def _is_in_clevrers(folder: PurePosixPath) -> bool:
-    return any(_PART.fullmatch(name) or name.lower().startswith("clevrer") for name in folder.parts)
+    return any(_PART_NAME.fullmatch(name) or name.lower().startswith("clevrer") for name in folder.parts)
 
 
 def _is_padded(stem: str) -> bool:
@@ -185,7 +164,7 @@ def _is_padded(stem: str) -> bool:
 
 def _number(stem: str) -> int:
     """Its number; -1 where it has none."""
-    found = _NUMBERED.fullmatch(stem)
+    found = _VIDEO_NAME.fullmatch(stem)
     return int(found[1]) if found and len(found[1]) <= 5 else -1
 
 
@@ -205,6 +184,8 @@ CLEVRER = DataSet(
     shared=_SHARED,
     own_in=clevrers_in,
 )
+
+main = pipeline(CLEVRER, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -27,7 +27,7 @@ def progress(items: Iterable[Item], total: int, label: str) -> Iterator[Item]:
             next_line = done * 4 // total + 1
 
 
-def run(main: Callable[[], int]) -> int:
+def run(main: Callable[..., int]) -> int:
     """Run a pipeline as a script: what the user can put right is one message on stderr and exit code 2."""
     try:
         return main()

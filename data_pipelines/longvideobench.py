@@ -37,7 +37,7 @@ from typing import Any
 
 from data_pipelines.common import run
 from data_pipelines.engine.answers import answered, letter_at, lettered
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import called, list_of, named, number_of, text_of, texts_of, unusable
 from data_pipelines.engine.rows import Subtitles
@@ -55,18 +55,8 @@ _DETAILS = (
 _CLOCK = re.compile(r"(\d{1,3}):(\d{1,2}):(\d{1,2}(?:\.\d{1,9})?)", re.ASCII)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(LONGVIDEOBENCH, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, ``answer_not_in_options``, ``bad_options`` or
-            ``bad_subtitles``.
-    """
+    """One row as a record."""
     texts = _candidates(row)
     return {
         "problem_id": name,
@@ -193,6 +183,8 @@ LONGVIDEOBENCH = DataSet(
     media=("[Ll]ong[Vv]ideo[Bb]ench*/videos",),
     shared={"videos": ""},
 )
+
+main = pipeline(LONGVIDEOBENCH, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

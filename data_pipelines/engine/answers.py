@@ -13,10 +13,17 @@ from vlm_pg.data.tables import Label
 from vlm_pg.rewards.options import same_text
 from vlm_pg.types import MEDIA_MARKS
 
-# "A. red", "A) red", "(A) red", "A: red"; not "D.C. is shown", unless the lines below say that it is an option.
+# "A. red", "A) red", "(A) red", "A: red"; not "D.C. is shown", unless the lines below show that it is an option.
 _OPTION = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])(?:[.)]|:(?=\s)))(?![A-Za-z][.)])\s*(.*?)\s*")
 _HEADING = re.compile(r"\s*(?:options|choices)\s*:?\s*", re.IGNORECASE)
 _GOLD = re.compile(r"\(?([A-J])(?:[.):](?![A-Za-z][.)])|$)+\s*(.*)", re.DOTALL)
+_MARKS = tuple(MEDIA_MARKS.values())
+_OPENS, _CLOSES = "<answer>", "</answer>"
+_TAG = re.compile(r"</?answer>")
+_COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
+# Numbers are compared after rounding to two decimals: those with more, and fractions, as mathematics is.
+_NUMBER = re.compile(r"-?(?:[0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,3})(?:\.[0-9]{1,2})?")
+_MATHEMATICS = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{3,9}|/[0-9]{1,9})")
 
 
 def lettered(texts: Sequence[str]) -> list[str]:
@@ -29,36 +36,34 @@ def lettered(texts: Sequence[str]) -> list[str]:
 
 
 def split_options(text: str, gap: bool = False) -> tuple[str, list[str]]:
-    r"""The question, and the options that stand below it as lines, in their order; none where no line begins as one.
+    r"""The question, and the options in the lines below it, in order; none where no line begins as an option.
 
     split_options("Which?\nOptions:\nA. red\n(B) blue") == ("Which?", ["A. red", "B. blue"])
 
     Args:
-        text: the question and its options.
-        gap: whether a few letters may be lost, for callers who know what the answer means then (``close_gap``).
+        gap: accept options with a few letters lost, for callers that resolve the answer then (``close_gap``).
 
     Raises:
-        SampleError: ``bad_options``: such lines are not the letters from A on, each once, other text follows, or a
+        SampleError: ``bad_options``: the lines are not the letters from A on, each once, other text follows, or a
             heading stands elsewhere than above them.
     """
     lines = text.strip().splitlines()
     found = [_OPTION.fullmatch(line) for line in lines]
-    first = next((place for place, option in enumerate(found) if option), len(lines))
+    first = next((index for index, option in enumerate(found) if option), len(lines))
     options = [(option[1] or option[2], option[3]) for option in found[first:] if option]
     whole = len(options) == sum(1 for line in lines[first:] if line.strip())
     if options and (options[0][0] != "A" or not whole) and (glued := _glued(lines, first)):
         first, options = glued
         whole = True
-    letters = [letter for letter, _ in options]
-    asked = "\n".join(lines[:first]).rstrip().splitlines()
-    if options and asked and _HEADING.fullmatch(asked[-1]):
-        asked.pop()
-    if any(_HEADING.fullmatch(line) for line in asked):
+    question = "\n".join(lines[:first]).rstrip().splitlines()
+    if options and question and _HEADING.fullmatch(question[-1]):
+        question.pop()
+    if any(_HEADING.fullmatch(line) for line in question):
         raise unusable("bad_options", "no options stand below their heading", "'Options:', then a line for each,")
     written = [f"{letter}. {option}" for letter, option in options]
-    if not whole or not (gap and is_gap(letters)):
+    if not whole or not (gap and is_gap([letter for letter, _ in options])):
         check_letters(written, whole)
-    return "\n".join(asked).strip(), written
+    return "\n".join(question).strip(), written
 
 
 def check_letters(options: Sequence[str], whole: bool = True) -> None:
@@ -74,17 +79,18 @@ def check_letters(options: Sequence[str], whole: bool = True) -> None:
 
 
 def _glued(lines: Sequence[str], first: int) -> tuple[int, list[tuple[str, str]]] | None:
-    """Where options begin, and those, if some of them run together with their letters: "A.U.S. Army".
+    """First line and letters of options of which some run together with their letters: "A.U.S. Army"; None of others.
 
-    ``first``: the first line that surely is an option. The first of all is the question's.
+    ``first``: the first line that certainly is an option. Line 0 is the question's.
     """
-    places = (place for place in range(first, 0, -1) if lines[place].strip())
-    found = ((place, unglued([line for line in lines[place:] if line.strip()])) for place in places)
-    return next(((place, options) for place, options in found if options), None)
+    for index in range(first, 0, -1):
+        if lines[index].strip() and (options := unglued([line for line in lines[index:] if line.strip()])):
+            return index, options
+    return None
 
 
 def letter_at(index: Any, count: int) -> str:
-    """The letter of the option that a number from 0 on names, given as a number, as text, or by a class's number.
+    """The letter of an option by its index from 0: a number, text, or a class label.
 
     Raises:
         SampleError: ``answer_not_in_options`` or ``bad_options``.
@@ -98,12 +104,12 @@ def letter_at(index: Any, count: int) -> str:
 
 
 def letter_of_text(text: str, texts: Sequence[str]) -> str:
-    """The letter of the one option that reads so, but for spaces.
+    """The letter of the one option with this text, spaces aside.
 
     Raises:
-        SampleError: ``answer_not_in_options``, ``ambiguous_answer`` where several read so, or ``bad_options``.
+        SampleError: ``answer_not_in_options``, ``ambiguous_answer`` where several match, or ``bad_options``.
     """
-    same = [place for place, option in enumerate(texts) if " ".join(option.split()) == " ".join(text.split())]
+    same = [index for index, option in enumerate(texts) if " ".join(option.split()) == " ".join(text.split())]
     if len(same) > 1:
         raise unusable("ambiguous_answer", f"{len(same)} options read '{text[:80]}'", "One right option")
     if not same:
@@ -112,25 +118,18 @@ def letter_of_text(text: str, texts: Sequence[str]) -> str:
 
 
 def letter_of(gold: str, options: Sequence[str]) -> str:
-    """The letter of the option that a gold answer names by letter ("A", "A.", "(A)"), text, or both ("A. Black.").
-
-    Args:
-        gold: without tags.
-        options: with their letters.
+    """The letter of the option that a gold answer without tags names by letter ("A", "A.", "(A)"), text, or both.
 
     Raises:
         SampleError: ``answer_not_in_options``, or ``ambiguous_answer``: letter and text, or several texts, disagree.
     """
     texts = dict(option.split(". ", 1) for option in options)
-    by_text = {letter for letter, text in texts.items() if same_text(gold, text) or same_text(gold, f"{letter}.{text}")}
-    letter, said = letter_and_text(gold)
+    found = {letter for letter, text in texts.items() if same_text(gold, text) or same_text(gold, f"{letter}.{text}")}
+    letter, text = letter_and_text(gold)
     if letter in texts:
-        by_letter = {letter} if not said or same_text(said, texts[letter]) else set()
-        found = by_letter | by_text
-        if said and not found:
+        found |= {letter} if not text or same_text(text, texts[letter]) else set()
+        if text and not found:
             raise unusable("ambiguous_answer", f"the answer is '{gold[:80]}'", "A letter with the text of its option")
-    else:
-        found = by_text
     if len(found) > 1:
         raise unusable("ambiguous_answer", f"'{gold[:80]}' may be each of {', '.join(sorted(found))}", "One option")
     if not found:
@@ -139,7 +138,7 @@ def letter_of(gold: str, options: Sequence[str]) -> str:
 
 
 def letter_and_text(gold: str) -> tuple[str, str]:
-    """Letter and text of an answer that begins with a letter, ("", "") for others: "A. Black." -> ("A", "Black.")."""
+    """Letter and text of an answer that begins with a letter, ("", "") of others: "A. Black." -> ("A", "Black.")."""
     labelled = _GOLD.fullmatch(gold.strip())
     return (labelled[1], labelled[2].strip()) if labelled else ("", "")
 
@@ -150,14 +149,8 @@ def _letters(count: int) -> str:
     return string.ascii_uppercase[:count]
 
 
-_MARKS = tuple(MEDIA_MARKS.values())
-_OPENS, _CLOSES = "<answer>", "</answer>"
-_TAG = re.compile(r"</?answer>")
-_COUNT = re.compile(r"0|[1-9][0-9]{0,8}")
-
-
 def without_sentences(text: str, sentences: Sequence[str]) -> str:
-    """The text without these sentences at its start and end, in any order, and without space around it.
+    """The stripped text without these sentences at its start and end, in any order.
 
     without_sentences("<image>\\nHow many?\\nAnswer briefly.", ["<image>", "Answer briefly."]) == "How many?"
     """
@@ -170,11 +163,11 @@ def without_sentences(text: str, sentences: Sequence[str]) -> str:
 
 
 def check_removed_marks(text: str, kept: str, media: int) -> None:
-    """Refuse a question from which marks are removed, unless there is one for each medium, of whatever kind: sets of
-    videos are published with "<image>".
+    """Refuse a question from which media marks are removed, unless there is one for each medium, of whatever kind:
+    video sets are published with "<image>".
 
     Args:
-        text, kept: the question as published, and what is left of it.
+        text, kept: the question as published, and without marks.
         media: how many images and videos the record names.
 
     Raises:
@@ -190,10 +183,10 @@ def check_removed_marks(text: str, kept: str, media: int) -> None:
 
 
 def without_mark(text: str) -> str:
-    """The text without the mark, "<image>" or "<video>", that says at its start or end where the medium goes.
+    """The text without the mark, "<image>" or "<video>", at its start or end.
 
     Raises:
-        SampleError: ``media_token_in_text``: another stands in it.
+        SampleError: ``media_token_in_text``: there is another one.
     """
     text = text.strip()
     for mark in _MARKS:
@@ -208,10 +201,10 @@ def without_mark(text: str) -> str:
 
 
 def untagged(solution: str) -> str:
-    """What stands between answer tags in a text: untagged("So <answer>B</answer>") == "B".
+    """The text between answer tags: untagged("So <answer>B</answer>") == "B".
 
     Raises:
-        SampleError: ``no_answer_tag``: there are none, or not in pairs; ``ambiguous_answer``: they do not say the same.
+        SampleError: ``no_answer_tag``: there are none, or not in pairs; ``ambiguous_answer``: they disagree.
     """
     found = answers_in(solution)
     if not found or {solution.count(_OPENS), solution.count(_CLOSES)} != {len(found)}:
@@ -222,7 +215,7 @@ def untagged(solution: str) -> str:
 
 
 def untagged_once(text: str) -> str:
-    """A gold answer without the tags around it, which it may lack: untagged_once("<answer>B</answer>") == "B".
+    """A gold answer without the optional tags around it: untagged_once("<answer>B</answer>") == "B".
 
     Raises:
         SampleError: ``no_answer_tag``: there are other tags, or text beside them.
@@ -236,69 +229,56 @@ def untagged_once(text: str) -> str:
 
 
 def answered(kind: str, gold: str, options: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a record that say which answer is right and how it is checked.
+    """The fields of a record for its gold answer and how it is checked.
 
     answered("numerical", "3") == {"problem_type": "numerical", "options": [], "solution": "<answer>3</answer>"}
 
     Raises:
-        SampleError: ``no_answer_tag``: the answer holds such tags itself.
+        SampleError: ``no_answer_tag``: the answer contains such tags.
     """
     if _TAG.search(gold):
         raise unusable("no_answer_tag", f"the answer '{gold[:80]}' holds tags", "An answer without")
     return {"problem_type": kind, "options": list(options), "solution": f"{_OPENS}{gold.strip()}{_CLOSES}"}
 
 
-def open_or_choice(text: str, gold: str) -> dict[str, Any]:
-    """The fields of a record that a question, its options as lines below it, and a gold answer in any spelling make.
-
-    open_or_choice("Which?\\nA. red\\nB. blue", "B. Blue.")["solution"] == "<answer>B</answer>". Without options a
-    question is open, and of the kind that checks its answer best.
-
-    Raises:
-        SampleError: as ``split_options``, ``letter_of`` and ``answered``; ``too_few_options``: the answer is a letter,
-            and there are none.
-    """
-    question, options = split_options(text, gap=True)
-    if closed := close_gap(options, gold, same_text):
-        return {"problem": question, **answered("multiple choice", closed.letter, closed.options)}
-    if options:
-        check_letters(options)
-        # Of lines it is sure that they begin with their letters; in records a few in another order would not be.
-        ordered = options if have_letters(options) else sorted(options)
-        return {"problem": question, **answered("multiple choice", letter_of(gold, options), ordered)}
-    return {"problem": question, **_open(gold)}
-
-
-def _open(gold: str) -> dict[str, Any]:
-    """Yes/no or numerical where the answer is just that, else free-form: by overlap "not 3" would earn a part of 3."""
-    bare = gold.strip().removesuffix(".").strip()
-    if bare.lower() in ("yes", "no"):
-        return answered("yes/no", bare.lower())
-    if _COUNT.fullmatch(bare):
-        return answered("numerical", bare)
-    if letter_and_text(gold)[0]:
-        raise unusable("too_few_options", f"the answer is '{gold[:80]}', and the question has no options", "Options")
-    return answered("free-form", gold)
-
-
-# Numbers are compared after rounding to two decimals: those of more, and fractions, as mathematics is.
-_NUMBER = re.compile(r"-?(?:[0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,3})(?:\.[0-9]{1,2})?")
-_MATHEMATICS = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{3,9}|/[0-9]{1,9})")
-
-
 def open_answer(gold: str) -> dict[str, Any]:
-    """The fields of a record that say which answer is right and how it is checked, of a set's open questions.
+    """As ``answered``, for sets of open questions: the answer kind from the gold answer.
 
-    "Yes" and "No" are yes/no answers, a whole number and one of at most two decimals numerical, one of more decimals
-    and a fraction mathematics; of others the answer must be the same but for how it is written. They are names, short
-    texts and quantities with units, to which an overlap of words is no measure: "48 g/mol" is no half of "84 g/mol".
-    open_answer("1.06")["problem_type"] == "numerical"
-
-    Raises:
-        SampleError: as ``answered``.
+    "Yes" and "No" are yes/no, whole numbers and those with up to two decimals numerical, other decimals and fractions
+    mathematics; others are exact. They are names, short texts and quantities with units, for which word overlap is no
+    measure: "48 g/mol" is no half of "84 g/mol". open_answer("1.06")["problem_type"] == "numerical"
     """
     gold = gold.strip()
     if gold.lower() in ("yes", "no"):
         return answered("yes/no", gold.lower())
     kinds = {"numerical": _NUMBER, "mathematics": _MATHEMATICS}
     return answered(next((kind for kind, pattern in kinds.items() if pattern.fullmatch(gold)), "exact"), gold)
+
+
+def open_or_choice(text: str, gold: str) -> dict[str, Any]:
+    """The fields of a record for a question with its options as lines below it, and a gold answer in any spelling.
+
+    open_or_choice("Which?\\nA. red\\nB. blue", "B. Blue.")["solution"] == "<answer>B</answer>". Without options a
+    question is yes/no or numerical where the whole answer is that, else free-form.
+
+    Raises:
+        SampleError: as ``split_options``, ``letter_of`` and ``answered``; ``too_few_options``: the answer is a letter,
+            and there are no options.
+    """
+    question, options = split_options(text, gap=True)
+    if closed := close_gap(options, gold, same_text):
+        return {"problem": question, **answered("multiple choice", closed.letter, closed.options)}
+    if options:
+        check_letters(options)
+        # Options in lines certainly begin with their letters; in records a few in another order would not.
+        ordered = options if have_letters(options) else sorted(options)
+        return {"problem": question, **answered("multiple choice", letter_of(gold, options), ordered)}
+    bare = gold.strip().removesuffix(".").strip()
+    if bare.lower() in ("yes", "no"):
+        return {"problem": question, **answered("yes/no", bare.lower())}
+    if _COUNT.fullmatch(bare):
+        return {"problem": question, **answered("numerical", bare)}
+    if letter_and_text(gold)[0]:
+        raise unusable("too_few_options", f"the answer is '{gold[:80]}', and the question has no options", "Options")
+    # Free-form only now: by word overlap "not 3" would earn a part of 3.
+    return {"problem": question, **answered("free-form", gold)}

@@ -31,7 +31,7 @@ from data_pipelines.engine.fields import (
 from vlm_pg.config_errors import nearest_keys
 from vlm_pg.config_files import read_tree
 from vlm_pg.data.fields import Unreadable
-from vlm_pg.data.gold import Closed, answer_kind_of, close_gap, option_texts, options_of
+from vlm_pg.data.gold import answer_kind_of, close_gap, option_texts, options_of
 from vlm_pg.data.tables import Label
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.settings import Settings
@@ -39,6 +39,9 @@ from vlm_pg.types import MediaKind
 
 # What only videos have.
 VIDEO_PARTS = ("start", "end", "times", "subtitles", "folder_fps")
+_NUMBERS = ("start", "end", "folder_fps")
+_PER_MEDIUM = ("path", "data_type", *VIDEO_PARTS)
+_NAMES = ("problem_id", "data_source", "category")
 GivenAs = Literal["written", "tagged", "letter", "index", "index from 1", "text"]
 
 
@@ -212,13 +215,6 @@ def read_map(path: Path) -> FieldMap:
         raise ConfigError(f"The map of fields {printable(str(path), 300)} cannot be used:\n  {lines}") from None
 
 
-def name_of(value: Any) -> str:
-    """A value as ``Value.names`` calls it: name_of(True) == "true", name_of(2.0) == "2"."""
-    if isinstance(value, bool) or value in ("True", "False"):
-        return str(value).lower()
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
 def _described(details: dict[str, Any]) -> str:
     key = ".".join(map(str, details["loc"]))
     if details["type"] == "extra_forbidden":
@@ -230,9 +226,9 @@ def _described(details: dict[str, Any]) -> str:
     return f"{key} is {printable(repr(details['input']), 80)}: {message[:1].lower() + message[1:]}. Correct it."
 
 
-_NUMBERS = ("start", "end", "folder_fps")
-_PER_MEDIUM = ("path", "data_type", *VIDEO_PARTS)
-_NAMES = ("problem_id", "data_source", "category")
+def name_of(value: Any) -> str:
+    """A value as a key of ``Value.names``: name_of(True) == "true", name_of(2.0) == "2"."""
+    return str(value).lower() if isinstance(value, bool) or value in ("True", "False") else plain_number(value)
 
 
 def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
@@ -244,21 +240,24 @@ def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise unusable("not_a_record", f"the question is a {type(row).__name__}", "An object with named fields")
     fields = field_map.fields
-    record: dict[str, Any] = {"problem_id": name, "data_source": field_map.name}
-    record |= _media(fields, row)
+    record: dict[str, Any] = {"problem_id": name, "data_source": field_map.name, **_media(fields, row)}
     for field, source in fields.sources().items():
         if not _may_lack(fields, row, field, record.get("data_type")):
             record[field] = _converted(source, row, field)
     record |= {field: _as_name(record[field]) for field in _NAMES if field in record}
     record["data_source"] = record["data_source"] or field_map.name
     if isinstance(record["problem"], str):
-        check_removed_marks(str(_raw(fields.problem, row)), record["problem"], _count_media(record.get("path")))
-    options = _options(fields, row, record)
-    if closed := _closed(fields.answer, row, record, options):
+        path = record.get("path")
+        media = len(path) if isinstance(path, list) else int(path not in (None, ""))
+        check_removed_marks(str(_raw(fields.problem, row)), record["problem"], media)
+    answer, options = fields.answer, _options(fields, row, record)
+    is_choice = answer_kind_of(record) == "multiple_choice" and answer.given_as in ("text", "written")
+    # Some options were lost, and the answer gives the right one's text.
+    if is_choice and (closed := close_gap(options, answer_text({"answer": _raw(answer, row)}, "answer"))):
         return record | answered(record["problem_type"], closed.letter, closed.options)
-    gold = _gold(fields.answer, row, record, options)
-    if fields.answer.given_as in ("letter", "index", "index from 1", "text"):
-        options = list(options_of({"options": options}))  # a letter is one of theirs then, and no option's text
+    gold = _gold(answer, row, record, options)
+    if answer.given_as in ("letter", "index", "index from 1", "text"):
+        options = list(options_of({"options": options}))  # the letter is one of theirs, not an option's text
     return record | answered(record["problem_type"], gold, options)
 
 
@@ -266,18 +265,19 @@ def mapped_questions(field_map: FieldMap, row: Row, name: str) -> Iterable[tuple
     """The questions of a row, each under the id that the map finds in it; without one under its row's name.
 
     Raises:
-        SampleError: as ``nested_questions``.
+        SampleError: the row has no such list of questions.
     """
-    listed = nested_questions(field_map.questions, row, name) if field_map.questions else one_question(row, name)
-    return [(_own_id(field_map.fields, question) or given, question) for given, question in listed]
+    own_id = field_map.fields.problem_id
+    found = _nested_questions(field_map.questions, row, name) if field_map.questions else one_question(row, name)
+    for given, question in found:
+        if own_id is not None and isinstance(question, Mapping):
+            with suppress(SampleError):  # the question is refused for it later
+                given = called({"id": _converted(own_id, question, "problem_id")}, "id")
+        yield given, question
 
 
-def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row]]:
-    """The questions in a list of the row, each with the row's other fields; the question's own come first.
-
-    Raises:
-        SampleError: there is no such list.
-    """
+def _nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row]]:
+    """The questions in a list of the row, each with the row's other fields; the question's own take precedence."""
     questions = listed(_opened(_found(row, field)), f"'{field}'")
     if not isinstance(questions, list):
         raise unusable("wrong_type", f"'{field}' is a {type(questions).__name__}", "A list of questions")
@@ -286,15 +286,6 @@ def nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row
         (f"{name}-{number}", {**rest, **question} if isinstance(question, Mapping) else question)
         for number, question in enumerate(questions, start=1)
     ]
-
-
-def _own_id(fields: Fields, question: Any) -> str:
-    if fields.problem_id is None or not isinstance(question, Mapping):
-        return ""
-    try:
-        return called({"id": _converted(fields.problem_id, question, "problem_id")}, "id")
-    except SampleError:  # the question is refused for it later
-        return ""
 
 
 def _found(row: Row, field: str) -> Any:
@@ -406,10 +397,6 @@ def _number(value: Any, name: str) -> Any:
         raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", allowed) from None
 
 
-def _count_media(path: Any) -> int:
-    return len(path) if isinstance(path, list) else int(path not in (None, ""))
-
-
 def _as_name(value: Any) -> Any:
     """A whole number as text: what is called 3 in one file is 3.0 in a table that holds fractions."""
     is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
@@ -431,10 +418,7 @@ def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:
         while values and _is_missing(values[-1]):  # questions with fewer options leave the last columns empty
             values.pop()
         return [_option(value) for value in values]
-    return _list_of_options(source, _raw(source, row))
-
-
-def _list_of_options(source: Options, value: Any) -> list[str]:
+    value = _raw(source, row)
     if isinstance(value, str):
         value = _opened(value) if source.separator is None else value.split(source.separator)
     if value in (None, ""):
@@ -458,13 +442,6 @@ def _option(value: Any) -> str:
     if not isinstance(value, str):
         raise unusable("wrong_type", f"an option is a {type(value).__name__}", "Text or a number")
     return value.strip()
-
-
-def _closed(source: Answer, row: Row, record: dict[str, Any], options: list[str]) -> Closed | None:
-    """Options of which some were lost, where the answer is given as the right one's text; see ``close_gap``."""
-    if answer_kind_of(record) != "multiple_choice" or source.given_as not in ("text", "written"):
-        return None
-    return close_gap(options, answer_text({"answer": _raw(source, row)}, "answer"))
 
 
 def _gold(source: Answer, row: Row, record: dict[str, Any], options: list[str]) -> str:
@@ -505,12 +482,9 @@ def _one_gold(source: Answer, value: Any, options: list[str], names_option: bool
         place = string.ascii_uppercase.index(letter_of_text(written, list(texts.values())))
         return list(texts)[place]
     number = str(value.number) if isinstance(value, Label) else written
-    return _by_number(number, list(texts), first=1 if source.given_as == "index from 1" else 0)
-
-
-def _by_number(number: str, letters: list[str], first: int) -> str:
-    numbered = {str(place): letter for place, letter in enumerate(letters, start=first)}
-    if number not in numbered:
+    first = 1 if source.given_as == "index from 1" else 0
+    letters = {str(index): letter for index, letter in enumerate(texts, start=first)}
+    if number not in letters:
         allowed = f"The number of an option, {first} to {len(letters) - 1 + first},"
         raise unusable("answer_not_in_options", f"the answer is '{number[:80]}'", allowed)
-    return numbered[number]
+    return letters[number]

@@ -1,4 +1,4 @@
-"""Decoding the media of judged questions once each: settings, worker processes, and the facts a question gets."""
+"""Probing the media of judged questions once each: settings, worker processes, and the facts a question gets."""
 
 from __future__ import annotations
 
@@ -28,29 +28,37 @@ from vlm_pg.types import BadSample, MediaRef, Sample
 if TYPE_CHECKING:
     from vlm_pg.media.probe import MediaFacts
 
+# Without settings: a limit that a run may raise refuses nothing, a file that no run can read is at fault.
+_LENIENT = {"max_video_seconds": 1e9, "max_header_pixels": 170_000_000, "deadline_seconds": 600.0}
+# Per process: it always has a file waiting while this one writes results.
+_IN_FLIGHT = 4
+
 
 @dataclass(frozen=True)
-class Known:
-    """What was learnt of media; nothing where nobody looked. ``pool``: the processes, for further media."""
+class ProbedMedia:
+    """Facts of media; none where they are not probed. ``pool``: the processes, for further media."""
 
     book: MediaBook | None = None
     pool: WorkerPool | None = None
 
-    def with_media(self, verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
+    def with_facts(self, verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
         """The verdicts with facts of their media; questions whose media cannot be used are refused."""
-        return iter(verdicts) if self.book is None else with_media(verdicts, self.book)
+        if self.book is None:
+            return iter(verdicts)
+        book = self.book
+        return (one if one.sample is None else _with_facts(one, one.sample, book) for one in verdicts)
 
 
 @dataclass(frozen=True)
-class MediaLook:
-    """How media are looked at.
+class MediaCheck:
+    """How media are probed.
 
     Args:
         root: the media root; None: they are not.
         settings: which frames, and within which limits.
         factor: sides of frames become its multiples.
-        decode: whether all frames that would be shown are decoded, or of each video one.
-        identity: what of this decides about the outcome, as JSON values.
+        decode: decode all frames that would be shown, or one of each video.
+        identity: the part of this that the outcome depends on, as JSON values.
     """
 
     root: Path | None
@@ -60,11 +68,11 @@ class MediaLook:
     identity: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, dataset: DataSet, arguments: Arguments) -> MediaLook:
-        """As the command asks for.
+    def of(cls, dataset: DataSet, arguments: Arguments) -> MediaCheck:
+        """From the command's arguments.
 
         Raises:
-            ConfigError: ``--media`` cannot be used.
+            ConfigError: ``--media`` is invalid.
         """
         settings = media_settings(arguments.media, max(1, arguments.workers))
         factor, decode = arguments.patch, arguments.decode
@@ -75,37 +83,68 @@ class MediaLook:
 
     @property
     def shown(self) -> str:
-        """What numbers of visual tokens hold for, for people."""
-        return f" ({shown_settings(self.settings, self.factor)})"
+        """The settings that numbers of visual tokens depend on, for people."""
+        settings = self.settings
+        sampled = "evenly" if settings.num_frames else f"{settings.fps:g} a second"
+        frames = f"frames {sampled}, at most {settings.most_frames} of up to {settings.max_pixels:,} pixels"
+        budget = "" if settings.video_tokens is None else f", {settings.video_tokens:,} tokens of a video"
+        return f" ({frames}, images of up to {settings.image_max_pixels:,}{budget}, patches of {self.factor})"
 
     @contextmanager
-    def at(self, spool: Spool, parts: int) -> Iterator[Known]:
-        """Look at all media of a spool's first parts that were not looked at in this way before."""
+    def probed(self, spool: Spool, parts: int) -> Iterator[ProbedMedia]:
+        """Probe all media of a spool's first parts that were not probed with these settings before."""
         if self.root is None:
-            yield Known()
+            yield ProbedMedia()
             return
-        way = fingerprint({**self.identity, "settings": self.settings.model_dump(mode="json", exclude={"workers"})})
+        key = fingerprint({**self.identity, "settings": self.settings.model_dump(mode="json", exclude={"workers"})})
         pool = decoding_pool(self.settings)
         assert pool is not None
-        with pool, closing(MediaBook(spool.folder / f"media-{way[:16]}.sqlite", self.root)) as book:
+        with pool, closing(MediaBook(spool.folder / f"media-{key[:16]}.sqlite", self.root)) as book:
             pool.start()  # while this process imports what it needs
             loader = MediaLoader(self.settings, self.root, factor=self.factor, pool=pool)
             probe_all(spool.verdicts(parts), book, loader, self.decode)
-            yield Known(book, pool)
+            yield ProbedMedia(book, pool)
 
 
-# For each process: it is never without a file while this one writes down what was found.
-_IN_FLIGHT = 4
+def media_settings(given: Sequence[str], workers: int) -> MediaSettings:
+    """The settings of ``--media KEY=VALUE ...``; all others then have a run's defaults.
+
+    Raises:
+        ConfigError: an unknown key or an invalid value.
+    """
+    import yaml
+
+    if not given:
+        return MediaSettings(**_LENIENT, workers=workers)
+    values: dict[str, Any] = {}
+    for one in given:
+        key, equals, text = one.partition("=")
+        key = key.strip().removeprefix("media.")
+        if not equals or key not in MediaSettings.model_fields or key == "workers":
+            near = nearest_keys(key, MediaSettings)
+            raise ConfigError(
+                f"--media has '{printable(one, 200)}'. KEY=VALUE is expected, where KEY is one of a run's 'media' "
+                f"settings but workers, for example max_frames=64.{f' Did you mean {near[0]}?' if near else ''}"
+            )
+        try:
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            values[key] = text
+    try:
+        return MediaSettings(**values, workers=workers)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'media'} is {printable(str(one['input']), 100)}: {one['msg']}"
+            for one in error.errors()
+        )
+        raise ConfigError(f"--media cannot be used: {faults}. Correct it.") from None
 
 
 def probe_all(verdicts: Iterable[Verdict], book: MediaBook, loader: MediaLoader, decode: bool) -> None:
-    """Look at the media of kept questions that the book does not know.
+    """Probe the media of kept questions that the book has no result for.
 
     Args:
-        verdicts: of all parts.
-        book: knows, and gets to know.
-        loader: reads them.
-        decode: whether the frames that would be shown are decoded, or one of them.
+        decode: decode the frames that would be shown, or one of them.
 
     Raises:
         OSError, sqlite3.OperationalError: the book cannot be written.
@@ -114,15 +153,15 @@ def probe_all(verdicts: Iterable[Verdict], book: MediaBook, loader: MediaLoader,
     wanted, known = book.counts()
     with Bar("Decoding media" if decode else "Looking at media", wanted) as bar:
         bar.advance(known, redone=False)
-        for ref, state, outcome in _looked_at(book, loader, decode):
-            book.say(ref, state, outcome)
+        for ref, state, outcome in _probed(book, loader, decode):
+            book.write(ref, state, outcome)
             bar.advance(1)
 
 
-def _looked_at(
+def _probed(
     book: MediaBook, loader: MediaLoader, decode: bool
 ) -> Iterator[tuple[MediaRef, str, MediaFacts | SampleError]]:
-    """Medium, state before the look, and what it said; as they come."""
+    """Medium, file state before the probe, and its result; as they complete."""
     unknown = book.unknown()
     waiting: dict[Future[MediaFacts], tuple[MediaRef, str]] = {}
     while True:
@@ -137,81 +176,20 @@ def _looked_at(
             else:
                 waiting[found] = (ref, state)
         for done in wait(waiting, return_when=FIRST_COMPLETED).done if waiting else ():
-            yield *waiting.pop(done), _outcome(done)
+            try:
+                outcome: MediaFacts | SampleError = done.result()
+            except SampleError as fault:
+                outcome = fault
+            yield *waiting.pop(done), outcome
 
 
-def _outcome(future: Future[MediaFacts]) -> MediaFacts | SampleError:
-    try:
-        return future.result()
-    except SampleError as fault:
-        return fault
-
-
-def with_media(verdicts: Iterable[Verdict], book: MediaBook) -> Iterator[Verdict]:
-    """The verdicts with what is known of their media; questions whose media cannot be used are refused."""
-    for one in verdicts:
-        yield one if one.sample is None else _with_facts(one, one.sample, book)
-
-
-def _with_facts(one: Verdict, sample: Sample, book: MediaBook) -> Verdict:
+def _with_facts(verdict: Verdict, sample: Sample, book: MediaBook) -> Verdict:
     facts = []
     for ref in sample.media:
-        said = book.said_of(ref)
-        if isinstance(said, SampleError):
-            bad = BadSample(sample.sample_id, said.reason, str(said), sample.where, said.trace)
-            return replace(one, sample=None, refused=bad)
-        if said is not None:
-            facts.append(said)
-    return replace(one, facts=tuple(facts))
-
-
-# Where no settings are given: limits that a run may raise refuse nothing, what no run can read is the file's fault.
-_LENIENT = {"max_video_seconds": 1e9, "max_header_pixels": 170_000_000, "deadline_seconds": 600.0}
-# Of this process, not of the media.
-_NOT_OF_MEDIA = {"workers"}
-
-
-def media_settings(given: Sequence[str], workers: int) -> MediaSettings:
-    """The settings, as ``--media KEY=VALUE ...`` gives them; all others then have a run's defaults.
-
-    Raises:
-        ConfigError: a key or value is none.
-    """
-    if not given:
-        return MediaSettings(**_LENIENT, workers=workers)
-    values: dict[str, Any] = {}
-    for one in given:
-        key, equals, text = one.partition("=")
-        key = key.strip().removeprefix("media.")
-        if not equals or key not in MediaSettings.model_fields or key in _NOT_OF_MEDIA:
-            near = nearest_keys(key, MediaSettings)
-            raise ConfigError(
-                f"--media has '{printable(one, 200)}'. KEY=VALUE is expected, where KEY is one of a run's 'media' "
-                f"settings but workers, for example max_frames=64.{f' Did you mean {near[0]}?' if near else ''}"
-            )
-        values[key] = _value(text)
-    try:
-        return MediaSettings(**values, workers=workers)
-    except ValidationError as error:
-        said = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'media'} is {printable(str(one['input']), 100)}: {one['msg']}"
-            for one in error.errors()
-        )
-        raise ConfigError(f"--media cannot be used: {said}. Correct it.") from None
-
-
-def _value(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
-def shown_settings(settings: MediaSettings, factor: int) -> str:
-    """What of settings and patches decides about numbers of visual tokens, for people."""
-    sampled = "evenly" if settings.num_frames else f"{settings.fps:g} a second"
-    frames = f"frames {sampled}, at most {settings.most_frames} of up to {settings.max_pixels:,} pixels"
-    budget = "" if settings.video_tokens is None else f", {settings.video_tokens:,} tokens of a video"
-    return f"{frames}, images of up to {settings.image_max_pixels:,}{budget}, patches of {factor}"
+        result = book.read(ref)
+        if isinstance(result, SampleError):
+            bad = BadSample(sample.sample_id, result.reason, str(result), sample.where, result.trace)
+            return replace(verdict, sample=None, refused=bad)
+        if result is not None:
+            facts.append(result)
+    return replace(verdict, facts=tuple(facts))

@@ -1,4 +1,8 @@
-"""The output folder: its manifest, which files in it may be replaced, its lock, and the program that wrote it."""
+"""The output folder: its manifest, which files in it may be replaced, its lock, and the program that wrote it.
+
+The files that may be replaced are those that this program wrote: they are listed in the folder's manifest, or before it
+is written in ``.placing.json``. Beside parts of an unfinished run, the list of missing media is that run's.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,14 @@ from vlm_pg.files import sync_path, write_bytes_atomic
 
 # Beside records, for people and for checks of what was prepared.
 REPORT, SUMMARY = "report.json", "summary.html"
-# Files are compared by size, and by content as long as that takes no more than a moment.
+MISSING = "missing_media.txt"
+PARTS, IDENTITY = ".parts", "identity.json"  # of judged rows; the inputs of these parts
+_PLACING = ".placing.json"
+_LISTED = 6
+# Files are compared by size, and by content up to so many bytes in all.
 _COMPARED_BYTES = 256 << 20
+# All packages of vlm_pg that pipelines use: records, media, and rewards, which gold answers must earn.
+_PACKAGES = ("data", "media", "rewards")
 
 
 def fingerprint(arguments: Mapping[str, Any]) -> str:
@@ -31,26 +41,44 @@ def fingerprint(arguments: Mapping[str, Any]) -> str:
 
 
 def sha256_of(paths: Iterable[Path]) -> str:
-    """Of one file its SHA-256 made into another, of several that of all in their order."""
+    """SHA-256 of the files' SHA-256 digests in order."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(_content(path).digest())
     return digest.hexdigest()
 
 
+@cache
+def program() -> str:
+    """SHA-256 of the sources of the pipelines and the packages they use: another program may prepare otherwise."""
+    home = Path(str(vlm_pg.data.__file__)).parent.parent
+    packages = {f"vlm_pg.{name}": home / name for name in _PACKAGES}
+    return digest_of({"data_pipelines": Path(str(data_pipelines.__file__)).parent, **packages})
+
+
+def digest_of(packages: Mapping[str, Path]) -> str:
+    """SHA-256 of all Python files below these folders, with their relative names, wherever the folders lie."""
+    digest = hashlib.sha256()
+    for name, folder in sorted(packages.items()):
+        for path in sorted(folder.rglob("*.py")):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{name}/{path.relative_to(folder).as_posix()} {content}\n".encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
 def own_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest, if this program wrote it: its arguments have its fingerprint."""
+    """The manifest, if this program wrote it: its fingerprint is that of its arguments."""
     written = read_manifest(folder)
     return None if written is None or written["fingerprint"] != fingerprint(written["arguments"]) else written
 
 
 def find_prepared(folder: Path, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest of a folder that holds everything these arguments produce; None of one that was not finished.
+    """The manifest of a complete folder that was prepared with these arguments; None of an incomplete one.
 
-    The manifest is written last, so a folder that has one was finished. Which program did is told by its ``program``.
+    The manifest is written last. Its ``program`` is the one that prepared the folder.
 
     Raises:
-        ConfigError: the folder was finished with other arguments, or files of it are gone or not as they were written.
+        ConfigError: the folder was prepared with other arguments, or files of it are missing or changed.
     """
     if not (folder / MANIFEST).exists():
         return None
@@ -83,15 +111,15 @@ def _check_files(folder: Path, manifest: dict[str, Any]) -> None:
         path, expected = folder / name, sizes.get(name)
         if expected is None:
             continue
-        came = path.stat().st_size
-        left -= came
-        same = came == expected
+        size = path.stat().st_size
+        left -= size
+        same = size == expected
         if same and left >= 0:
             same = _content(path).hexdigest() == manifest["written"][name].get("sha256")
         if not same:
             raise ConfigError(
-                f"'{printable(str(path), 300)}' is not as it was prepared: it has {came:,} bytes, it had {expected:,}"
-                f"{', with another content' if came == expected else ''}. All files its {MANIFEST} lists are needed. "
+                f"'{printable(str(path), 300)}' is not as it was prepared: it has {size:,} bytes, it had {expected:,}"
+                f"{', with another content' if size == expected else ''}. All files its {MANIFEST} lists are needed. "
                 "Pass --overwrite to prepare it again, or move what you changed yourself into a folder of its own."
             )
 
@@ -107,28 +135,21 @@ def write_manifest(
 
     Args:
         files: name -> number of records of each file that readers need.
-        more: what readers may like to know, as JSON values.
+        more: further JSON values for readers.
         beside: names of further files that were written; they may be changed or removed.
     """
     content = {"fingerprint": fingerprint(arguments), "program": program(), "arguments": dict(arguments)}
-    written = {name: _entry(folder / name) for name in (*files, *beside)}
+    written = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": _content(folder / name).hexdigest()}
+        for name in (*files, *beside)
+    }
     content |= {"files": dict(files), "written": written, **(more or {})}
     write_bytes_atomic(folder / MANIFEST, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _entry(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": _content(path).hexdigest()}
 
 
 def _content(path: Path) -> Any:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256")
-
-
-MISSING = "missing_media.txt"
-PARTS, IDENTITY = ".parts", "identity.json"  # of what was judged; what these parts depend on
-_PLACING = ".placing.json"
-_LISTED = 6
 
 
 def owned(out: Path) -> set[str]:
@@ -138,19 +159,19 @@ def owned(out: Path) -> set[str]:
     if manifest is not None:
         written = manifest.get("written")
         names |= {MANIFEST, REPORT, SUMMARY, *manifest["files"], *(written if isinstance(written, dict) else ())}
-    elif (out / PARTS / IDENTITY).is_file() and not _is_there(out / MANIFEST):
+    elif (out / PARTS / IDENTITY).is_file() and not _exists(out / MANIFEST):
         names.add(MISSING)
     return names
 
 
 def refuse_foreign(out: Path, names: Iterable[str]) -> None:
-    """Refuse to replace what somebody else put there.
+    """Refuse to replace files of others.
 
     Raises:
-        ConfigError: one of these names in the folder is not this program's.
+        ConfigError: a file with one of these names in the folder is not this program's.
     """
     ours = owned(out)
-    foreign = sorted({name for name in names if name not in ours and _is_there(out / name)})
+    foreign = sorted({name for name in names if name not in ours and _exists(out / name)})
     if foreign:
         shown = ", ".join(printable(name, 100) for name in foreign[:_LISTED]) + (" ..." if foreign[_LISTED:] else "")
         raise ConfigError(
@@ -160,7 +181,7 @@ def refuse_foreign(out: Path, names: Iterable[str]) -> None:
 
 
 def claim(out: Path, names: Iterable[str]) -> None:
-    """Say that these names will be this program's, before they are written.
+    """Record that these names will be this program's, before they are written.
 
     Raises:
         ConfigError: as ``refuse_foreign``.
@@ -171,21 +192,20 @@ def claim(out: Path, names: Iterable[str]) -> None:
 
 
 def adopt(out: Path, names: Iterable[str]) -> None:
-    """As ``claim``, of names that are known to be this program's though no manifest lists them."""
-    listed = sorted({*names, *_placing(out)})
-    write_bytes_atomic(out / _PLACING, json.dumps(listed).encode())
+    """As ``claim``, for names that are known to be this program's though no manifest lists them."""
+    write_bytes_atomic(out / _PLACING, json.dumps(sorted({*names, *_placing(out)})).encode())
 
 
 def settle(out: Path) -> None:
-    """The manifest is there, and lists what is this program's."""
+    """Drop the claims once the manifest is written."""
     (out / _PLACING).unlink(missing_ok=True)
 
 
 def place(written: Path, out: Path) -> list[str]:
-    """Put the files of a folder in the place of those of an earlier run. Returns their names.
+    """Move the files of a folder in the place of those of an earlier run. Returns their names.
 
-    Killed in between it leaves no manifest, and what it left may be replaced. After a power cut files are whole where
-    the manifest that follows is.
+    A kill in between leaves no manifest, and files that may be replaced. After a power cut files are whole where the
+    manifest that follows is.
 
     Raises:
         ConfigError: as ``refuse_foreign``.
@@ -211,30 +231,8 @@ def _placing(out: Path) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return path.is_symlink() or path.exists()
-
-
-# All rooms of vlm_pg that pipelines ask: records, media, and rewards, which gold answers must earn.
-_PACKAGES = ("data", "media", "rewards")
-
-
-@cache
-def program() -> str:
-    """SHA-256 of the sources of the pipelines and of what they ask: another one may prepare otherwise."""
-    home = Path(str(vlm_pg.data.__file__)).parent.parent
-    rooms = {f"vlm_pg.{name}": home / name for name in _PACKAGES}
-    return digest_of({"data_pipelines": Path(str(data_pipelines.__file__)).parent, **rooms})
-
-
-def digest_of(packages: Mapping[str, Path]) -> str:
-    """SHA-256 of all Python files below some folders, with their names there, wherever the folders lie."""
-    digest = hashlib.sha256()
-    for name, folder in sorted(packages.items()):
-        for path in sorted(folder.rglob("*.py")):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{name}/{path.relative_to(folder).as_posix()} {content}\n".encode(errors="surrogatepass"))
-    return digest.hexdigest()
 
 
 @contextmanager
@@ -255,21 +253,21 @@ def holding(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the folder while preparing it (it is made if need be); a second process waits and then finds it complete.
+def locked(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold the folder's lock while preparing it (it is made if need be); a second process waits.
 
-    The system releases the lock when the process ends, however it ends. A folder in which nothing was written is
-    removed again.
+    The system releases the lock when the process ends, however it ends. The lock file is removed, and the folder too
+    where nothing was written: ``filelock`` does neither.
 
     Raises:
         ConfigError: the folder cannot be made or written.
-        BlockingIOError: ``how`` is not to wait, and another process holds it.
+        BlockingIOError: ``operation`` is not to wait, and another process holds it.
     """
     lock, file = folder / ".lock", None
     while file is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = _taken(lock, how)
+            file = _acquired(lock, operation)
         except BlockingIOError:
             raise
         except FileExistsError:
@@ -288,24 +286,24 @@ def locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
             yield
         finally:
             lock.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty: what was written, or the lock of the next
+            with suppress(OSError):  # not empty: files were written, or the next process has its lock
                 folder.rmdir()
 
 
-def _taken(lock: Path, how: int) -> TextIO | None:
-    """The lock, held and open; None where a holder has removed it, or its folder, meanwhile."""
+def _acquired(lock: Path, operation: int) -> TextIO | None:
+    """The open lock file; None where its holder has removed it, or its folder, meanwhile."""
     with suppress(FileNotFoundError), ExitStack() as stack:
         file = stack.enter_context(lock.open("w"))
-        fcntl.flock(file, how)
+        fcntl.flock(file, operation)
         if os.path.samestat(lock.stat(), os.fstat(file.fileno())):
             stack.pop_all()
             return file
-    # Closed by now, whatever happens next: others may be waiting for the very file that was removed.
+    # Closed by now: other processes may be waiting for the file that was removed.
     return None
 
 
 def _may_be_a_folder(path: Path) -> bool:
-    """Whether it is one, or nothing at this moment. Asked once: holders remove and make it all the time."""
+    """Whether it is a folder, or does not exist. One stat only: other processes remove and make it all the time."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:

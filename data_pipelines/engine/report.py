@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_pipelines.engine.arguments import Arguments
 from data_pipelines.engine.judging import Verdict, data_type
-from data_pipelines.engine.media_finder import REASON
+from data_pipelines.engine.media_finder import MISSING_MEDIA
 from data_pipelines.engine.output_folder import MISSING, claim, program
 from data_pipelines.engine.splits import REFUSED, Repeat
 from vlm_pg.errors import ConfigError, SampleError, VlmPgError, printable
@@ -28,8 +28,11 @@ from vlm_pg.types import BadSample, DecodedMedia, Sample
 if TYPE_CHECKING:
     from vlm_pg.media.probe import MediaFacts
 
-
 _SHOWN = 12
+_THUMBNAIL_PIXELS = 160 * 120
+_FRAMES = 4
+# The share of missing media is judged from so many records on: a folder of which little was downloaded shows early.
+_MIN_JUDGED = 20
 
 
 @dataclass
@@ -43,16 +46,18 @@ class Histogram:
     def add(self, size: float) -> None:
         self.counts[max(0, math.ceil(math.log2(max(size, self.first) / self.first)))] += 1
 
-    def label(self, place: int) -> str:
-        return f"up to {self.first * 2**place:,.0f}"
+    def bars(self) -> list[tuple[str, int, float]]:
+        """Label, count and width in percent of each bar."""
+        most, bins = max(self.counts.values()), range(min(self.counts), max(self.counts) + 1)
+        return [(f"up to {self.first * 2**i:,.0f}", self.counts[i], 100 * self.counts[i] / most) for i in bins]
 
 
 @dataclass
 class Tally:
-    """What became of the questions, counted; and a few of them to show.
+    """Counts of questions by outcome, and a few kept ones to show.
 
     Args:
-        option_columns: how many fields of a row hold an option each; 0 where options come otherwise.
+        option_columns: how many fields of a row hold an option each; 0: none.
         subtitled: whether records name subtitles where their video has any.
     """
 
@@ -76,7 +81,7 @@ class Tally:
     tokens: Histogram = field(default_factory=lambda: Histogram("Visual tokens of a question", 16))
 
     def keep(self, split: str, sample: Sample, facts: Sequence[MediaFacts] = ()) -> None:
-        """Count a question that was written. ``facts``: of its media, where they were looked at."""
+        """Count a question that was written. ``facts``: of its media, where they were probed."""
         self.counts[split] += 1
         self.by_data_type[data_type(sample)] += 1
         self.by_answer_kind[sample.answer_kind] += 1
@@ -92,13 +97,9 @@ class Tally:
                 self.seconds.add(one.seconds)
         if facts:
             self.tokens.add(sum(one.visual_tokens for one in facts))
-        # A few that depend on nothing but themselves; largest of all hashes, so that the choice needs no second look.
+        # Samples with the largest hashes: a choice that depends on the samples alone and needs one pass.
         rank = hashlib.sha256(sample.sample_id.encode(errors="surrogatepass")).hexdigest()
         self.shown = nlargest(_SHOWN, [*self.shown, (rank, sample)], key=lambda one: one[0])
-
-    def histograms(self) -> list[Histogram]:
-        """How long questions, clips and videos are."""
-        return [self.words, self.clips, self.seconds, self.tokens]
 
     def refuse(self, bad: BadSample) -> None:
         """Count a question that cannot be used."""
@@ -106,29 +107,26 @@ class Tally:
         self.examples.setdefault(bad.reason, bad)
 
     def repeat(self, repeat: Repeat) -> None:
-        """Count a kept question that was asked before."""
+        """Count a kept duplicate of a question."""
         self.repeated[repeat.answers] += 1
         self.repeats.setdefault(repeat.answers, repeat)
 
     def report(self) -> dict[str, Any]:
-        """As ``report.json`` has it."""
-        fewer = {"fewer_options_than_columns": self.fewer_options} if self.option_columns else {}
-        silent = {"without_subtitles": self.without_subtitles} if self.subtitled else {}
-        return {
-            "train": self.counts["train"],
-            "eval": self.counts["eval"],
-            "kept_by_data_type": _sorted(self.by_data_type),
-            "kept_by_answer_kind": _sorted(self.by_answer_kind),
-            "kept_by_source": _sorted(self.by_source),
-            "left_out": _sorted(self.left_out),
-            "refused": _sorted(self.refused),
-            "repeated": _sorted(self.repeated),
-            **fewer,
-            **silent,
-        }
+        """The counts in ``report.json``."""
+        report: dict[str, Any] = {"train": self.counts["train"], "eval": self.counts["eval"]}
+        counters = {"kept_by_data_type": self.by_data_type, "kept_by_answer_kind": self.by_answer_kind,
+                    "kept_by_source": self.by_source, "left_out": self.left_out, "refused": self.refused,
+                    "repeated": self.repeated}  # fmt: skip
+        for name, counter in counters.items():
+            report[name] = dict(sorted(counter.items(), key=lambda one: (-one[1], one[0])))
+        if self.option_columns:
+            report["fewer_options_than_columns"] = self.fewer_options
+        if self.subtitled:
+            report["without_subtitles"] = self.without_subtitles
+        return report
 
     def summary(self) -> str:
-        """A few lines for people: how many were kept, left out, refused and asked twice, and why."""
+        """A few lines for people: how many were kept, left out, refused and repeated, and why."""
         lines = [f"kept     {self.counts['train']} for training, {self.counts['eval']} for evaluation"]
         lines += [f"left out {count:6}  {name}" for name, count in self.left_out.most_common()]
         for reason, count in self.refused.most_common():
@@ -144,14 +142,6 @@ class Tally:
         return "\n".join(lines)
 
 
-def _sorted(counts: Counter[str]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
-
-
-_THUMBNAIL_PIXELS = 160 * 120
-_FRAMES = 4
-
-
 def write_summary(
     path: Path,
     name: str,
@@ -160,13 +150,11 @@ def write_summary(
     pool: WorkerPool | None = None,
     unread: Sequence[object] = (),
 ) -> None:
-    """Write the page. It holds everything in itself and runs no script.
+    """Write the summary page: self-contained HTML without scripts.
 
     Args:
-        path: the file.
         name: of the data set.
-        tally: what was written.
-        media_root: where media lie; None: none are shown. One that cannot be decoded is shown by its name and fault.
+        media_root: of the media that are shown; None: none are. One that cannot be decoded is shown by name and fault.
         pool: the processes that decode; by default one that ends with this.
         unread: annotation files that were not read, as texts.
     """
@@ -176,6 +164,7 @@ def write_summary(
     samples = [sample for _, sample in tally.shown]
     pictures = _pictures(samples, media_root, pool) if media_root is not None else [[] for _ in samples]
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    histograms = (tally.words, tally.clips, tally.seconds, tally.tokens)
     text = page.from_string(template).render(
         name=name,
         tally=tally,
@@ -188,24 +177,14 @@ def write_summary(
         ],
         repeated=[(count, tally.repeats[answers]) for answers, count in tally.repeated.most_common()],
         refused=[(reason, count, tally.examples[reason]) for reason, count in tally.refused.most_common()],
-        histograms=[_bars(one) for one in tally.histograms() if one.counts],
+        histograms=[(one.title, one.bars()) for one in histograms if one.counts],
         shown=list(zip(samples, pictures, strict=True)),
     )
     path.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _bars(histogram: Histogram) -> tuple[str, list[tuple[str, int, float]]]:
-    """Title, and of each bar its label, count and width in percent."""
-    most = max(histogram.counts.values())
-    bars = [
-        (histogram.label(place), histogram.counts[place], 100 * histogram.counts[place] / most)
-        for place in range(min(histogram.counts), max(histogram.counts) + 1)
-    ]
-    return histogram.title, bars
-
-
 def _pictures(samples: Sequence[Sample], media_root: Path, pool: WorkerPool | None) -> list[list[str]]:
-    """Of each sample its media's pictures as data URLs, or what is wrong with them."""
+    """The pictures of each sample's media as data URLs, or their faults."""
     settings = MediaSettings(
         max_frames=_FRAMES,
         min_frames=_FRAMES,
@@ -216,10 +195,10 @@ def _pictures(samples: Sequence[Sample], media_root: Path, pool: WorkerPool | No
         workers=1,
     )
     with MediaLoader(settings, media_root, pool=pool) as loader:
-        return [list(_of(loader.load(sample.media))) for sample in samples]
+        return [list(_data_urls(loader.load(sample.media))) for sample in samples]
 
 
-def _of(media: Sequence[DecodedMedia | SampleError]) -> Iterator[str]:
+def _data_urls(media: Sequence[DecodedMedia | SampleError]) -> Iterator[str]:
     from PIL import Image
 
     for one in media:
@@ -232,13 +211,9 @@ def _of(media: Sequence[DecodedMedia | SampleError]) -> Iterator[str]:
             yield "data:image/jpeg;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-# As records are judged before their share is: a folder of which little was downloaded shows early.
-_JUDGED_FROM = 20
-
-
-def too_many_missing(missing: int, kept: int, most: float) -> bool:
-    """Whether of questions that would be kept otherwise a larger share than ``most`` has media that are not there."""
-    return missing > most * (missing + kept) and missing + kept >= _JUDGED_FROM
+def too_many_missing(missing: int, kept: int, max_share: float) -> bool:
+    """Whether a larger share of the otherwise usable questions than ``max_share`` has missing media."""
+    return missing > max_share * (missing + kept) and missing + kept >= _MIN_JUDGED
 
 
 def check_all_judged(tally: Tally, rows: int, judged: tuple[int, int]) -> None:
@@ -261,22 +236,22 @@ def check_all_judged(tally: Tally, rows: int, judged: tuple[int, int]) -> None:
 
 
 def check_outcome(tally: Tally, first: str, arguments: Arguments, verdicts: Iterable[Verdict]) -> None:
-    """Refuse a set with nothing in it, or of which too many media are not there.
+    """Refuse a set without records in the split ``first``, or with too many missing media.
 
     Raises:
         ConfigError: with the numbers; the parts are kept.
     """
-    missing, kept = tally.refused[REASON], sum(tally.counts.values())
+    missing, kept = tally.refused[MISSING_MEDIA], sum(tally.counts.values())
     if too_many_missing(missing, kept, arguments.max_missing_share):
-        listed = arguments.out / MISSING
+        path = arguments.out / MISSING
         claim(arguments.out, [MISSING])
-        with listed.open("w", encoding="utf-8", errors="backslashreplace") as file:
+        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
             for one in verdicts:
-                if one.refused is not None and one.refused.reason == REASON:
+                if one.refused is not None and one.refused.reason == MISSING_MEDIA:
                     file.write(f"{one.refused.where}\t{one.refused.sample_id}\t{one.refused.message}\n")
         raise ConfigError(
             f"The media of {missing} of {missing + kept} questions are not there. At most a share of "
-            f"{arguments.max_missing_share:g} may be missing; '{listed}' lists them. Fetch the media, correct "
+            f"{arguments.max_missing_share:g} may be missing; '{path}' lists them. Fetch the media, correct "
             f"--media-root, or raise --max-missing-share.\n{tally.summary()}"
         )
     if not tally.counts[first]:
@@ -286,37 +261,28 @@ def check_outcome(tally: Tally, first: str, arguments: Arguments, verdicts: Iter
         )
 
 
-def tell_prepared(out: Path, manifest: Mapping[str, Any], most_missing: float) -> None:
-    """Print what a prepared set holds and lacks.
-
-    Args:
-        most_missing: share of questions whose media may be missing.
+def print_prepared(out: Path, manifest: Mapping[str, Any], max_missing_share: float) -> None:
+    """Print what a set that was prepared before holds and lacks, and how to retry what was refused.
 
     Raises:
-        ConfigError: of more it was.
+        ConfigError: a larger share than ``max_missing_share`` of its questions had missing media.
     """
     counts = manifest.get("counts", {})
     kept, refused = counts.get("train", 0) + counts.get("eval", 0), counts.get("refused", {})
-    missing = refused.get(REASON, 0)
-    if too_many_missing(missing, kept, most_missing):
+    missing = refused.get(MISSING_MEDIA, 0)
+    if too_many_missing(missing, kept, max_missing_share):
         raise ConfigError(
             f"'{out}' was prepared when the media of {missing} of {missing + kept} questions were not there; "
-            f"'{out / REFUSED}' lists them. At most a share of {most_missing:g} may be missing. Fetch the media and "
-            "pass --overwrite, or raise --max-missing-share."
+            f"'{out / REFUSED}' lists them. At most a share of {max_missing_share:g} may be missing. Fetch the media "
+            "and pass --overwrite, or raise --max-missing-share."
         )
-    print("\n".join(_lines(out, manifest, counts, refused)))
-
-
-def _lines(
-    out: Path, manifest: Mapping[str, Any], counts: Mapping[str, Any], refused: Mapping[str, int]
-) -> Iterator[str]:
-    yield f"{out} is already prepared: {counts.get('train', 0)} for training, {counts.get('eval', 0)} for evaluation."
+    print(f"{out} is already prepared: {counts.get('train', 0)} for training, {counts.get('eval', 0)} for evaluation.")
     for reason, count in refused.items():
-        yield f"refused  {count:6}  {printable(reason, 100)}"
+        print(f"refused  {count:6}  {printable(reason, 100)}")
     if refused:
-        yield f"{out / REFUSED} lists them. To try them again, with media that were fetched since, pass --overwrite."
+        print(f"{out / REFUSED} lists them. To try them again, with media that were fetched since, pass --overwrite.")
     if manifest.get("program") != program():
-        yield (
+        print(
             f"Another version of this program prepared {out}: this one may read, refuse or split otherwise. It is left "
             "as it is. To have it of this version, pass --overwrite."
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_pipelines.engine.judging import Verdict
-from data_pipelines.engine.media_finder import REASON, Found, MediaFinder
+from data_pipelines.engine.media_finder import MISSING_MEDIA, MediaFinder
 from data_pipelines.engine.output_folder import IDENTITY, PARTS
 from vlm_pg.errors import SampleError, VlmPgError
 from vlm_pg.files import write_bytes_atomic
@@ -26,25 +26,33 @@ from vlm_pg.types import BadSample, MediaRef, Sample
 if TYPE_CHECKING:
     from vlm_pg.media.probe import MediaFacts
 
-
 _BEGUN_ANEW = "\nbegun with --overwrite"
+# Refusals that depend on files below the media root, not on the row.
+_OF_FILES = (MISSING_MEDIA, "ambiguous_media", "outside_root")
+PRAGMAS = ("journal_mode=TRUNCATE", "synchronous=OFF", "cache_size=-16384")
+_BATCH = 256
+# Facts for splits and summaries; times of frames are for prompts only.
+_FACTS = ("content", "seconds", "frames", "height", "width", "visual_tokens")
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS media"
+    " (number INTEGER PRIMARY KEY, medium TEXT UNIQUE NOT NULL, state TEXT NOT NULL DEFAULT '', outcome TEXT)"
+)
 
 
-def remove_left(out: Path) -> None:
-    """Remove the parts of a run that was killed when it had written everything."""
+def remove_parts(out: Path) -> None:
+    """Remove the parts of a run that was killed after it had written everything."""
     shutil.rmtree(out / PARTS, ignore_errors=True)
 
 
 class Spool:
-    """The folder ``.parts`` of an output folder.
+    """Judged parts in the folder ``.parts`` of an output folder, each written whole once.
 
-    A part is a line for each verdict, and a last one with their number, that of the rows, and the digest of all before:
+    A part is a line for each verdict, and a last one with their number, that of the rows, and the digest of the lines:
     after a power cut a file may be empty, or have holes.
 
     Args:
-        out: the output folder.
         identity: what the parts depend on, as JSON; parts of another identity are removed.
-        anew: only parts of a run that began anew as well are gone on with.
+        anew: continue only parts of a run that began anew as well.
     """
 
     def __init__(self, out: Path, identity: str, anew: bool = False):
@@ -58,22 +66,22 @@ class Spool:
         if before not in fitting:
             write_bytes_atomic(known, fitting[0].encode(), durable=False)
         for name in os.listdir(self.folder):
-            if name.endswith(".tmp"):  # what a killed run was writing
+            if name.endswith(".tmp"):  # of a killed run
                 (self.folder / name).unlink()
 
     def has(self, number: int, rows: int) -> bool:
-        """Whether a part is there, whole, with the verdicts of so many rows."""
+        """Whether a part is complete, with the verdicts of so many rows."""
         read = self._read(number)
         return read is not None and read[1]["rows"] == rows
 
     def write(self, number: int, rows: int, verdicts: Sequence[Verdict]) -> None:
-        """Write a part: what became of so many rows. It appears whole or not at all."""
-        body = "".join(json.dumps(_plain(one), ensure_ascii=True) + "\n" for one in verdicts).encode()
+        """Write a part, the outcome of so many rows. It appears whole or not at all."""
+        body = "".join(json.dumps(_fields(one), ensure_ascii=True) + "\n" for one in verdicts).encode()
         end = {"rows": rows, "verdicts": len(verdicts), "sha256": hashlib.sha256(body).hexdigest()}
         write_bytes_atomic(self._path(number), body + json.dumps(end).encode() + b"\n", durable=False)
 
     def verdicts(self, count: int) -> Iterator[Verdict]:
-        """Of the first ``count`` parts, in order; one is in memory at a time.
+        """Of the first ``count`` parts, in order; one part is in memory at a time.
 
         Raises:
             VlmPgError: a part is not as it was written.
@@ -82,22 +90,22 @@ class Spool:
             yield from _verdicts(self._whole(number)[0])
 
     def totals(self, count: int) -> tuple[int, int]:
-        """How many rows the first ``count`` parts are of, and how many verdicts they have. Raises as ``verdicts``."""
+        """Rows and verdicts of the first ``count`` parts. Raises as ``verdicts``."""
         ends = [self._whole(number)[1] for number in range(count)]
         return sum(end["rows"] for end in ends), sum(end["verdicts"] for end in ends)
 
-    def forget(self, is_doubtful: Callable[[Verdict], bool]) -> int:
-        """Remove the parts that have such a verdict, so that they are judged again. Returns how many they were."""
+    def forget(self, is_stale: Callable[[Verdict], bool]) -> int:
+        """Remove the parts with a stale verdict, so that they are judged again. Returns their number."""
         removed = 0
         for path in sorted(self.folder.glob("*.jsonl")):
             read = self._read(int(path.stem)) if path.stem.isdecimal() else None
-            if read is None or any(map(is_doubtful, _verdicts(read[0]))):
+            if read is None or any(map(is_stale, _verdicts(read[0]))):
                 path.unlink()
                 removed += 1
         return removed
 
     def remove(self) -> None:
-        """All parts are used."""
+        """Remove all parts."""
         shutil.rmtree(self.folder)
 
     def _whole(self, number: int) -> tuple[bytes, dict[str, Any]]:
@@ -110,15 +118,15 @@ class Spool:
         return read
 
     def _read(self, number: int) -> tuple[bytes, dict[str, Any]] | None:
-        """The lines of verdicts, and what the last line says; None of a part that is not there, or not whole."""
+        """The lines of verdicts, and the last line; None of a part that is missing or incomplete."""
         try:
             data = self._path(number).read_bytes()
         except FileNotFoundError:
             return None
-        place = data.rstrip(b"\n").rfind(b"\n") + 1
-        body = data[:place]
+        start = data.rstrip(b"\n").rfind(b"\n") + 1
+        body = data[:start]
         try:
-            end = json.loads(data[place:])
+            end = json.loads(data[start:])
             return (body, end) if end["sha256"] == hashlib.sha256(body).hexdigest() else None
         except (ValueError, KeyError, TypeError):
             return None
@@ -127,47 +135,76 @@ class Spool:
         return self.folder / f"{number:07d}.jsonl"
 
 
-def _verdicts(body: bytes) -> Iterator[Verdict]:
-    return (_verdict(json.loads(line)) for line in body.splitlines())
-
-
-def _plain(verdict: Verdict) -> dict[str, Any]:
+def _fields(verdict: Verdict) -> dict[str, Any]:
     return {name: value for name, value in asdict(verdict).items() if value not in (None, "", ())}
 
 
-def _verdict(fields: dict[str, Any]) -> Verdict:
-    sample, refused = fields.get("sample"), fields.get("refused")
-    if sample is not None:
-        media = tuple(MediaRef(**ref | {"times": tuple(ref["times"])}) for ref in sample["media"])
-        sample = Sample(**sample | {"media": media, "options": tuple(sample["options"])})
-    return Verdict(
-        fields["split"],
-        sample,
-        None if refused is None else BadSample(**refused),
-        fields.get("left_out", ""),
-        tuple(fields.get("keys", ())),
-        found=tuple((path, name, folder, beside) for path, name, folder, beside in fields.get("found", ())),
-    )
+def _verdicts(body: bytes) -> Iterator[Verdict]:
+    for line in body.splitlines():
+        fields = json.loads(line)
+        if (sample := fields.get("sample")) is not None:
+            media = tuple(MediaRef(**ref | {"times": tuple(ref["times"])}) for ref in sample["media"])
+            fields["sample"] = Sample(**sample | {"media": media, "options": tuple(sample["options"])})
+        if "refused" in fields:
+            fields["refused"] = BadSample(**fields["refused"])
+        fields["keys"], fields["found"] = tuple(fields.get("keys", ())), tuple(map(tuple, fields.get("found", ())))
+        yield Verdict(**fields)
 
 
-PRAGMAS = ("journal_mode=TRUNCATE", "synchronous=OFF", "cache_size=-16384")
-_AT_A_TIME = 256
-# Facts of a medium that splits and summaries ask for; when each frame is shown is for prompts.
-_REMEMBERED = ("content", "seconds", "frames", "height", "width", "visual_tokens")
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS media"
-    " (number INTEGER PRIMARY KEY, medium TEXT UNIQUE NOT NULL, state TEXT NOT NULL DEFAULT '', outcome TEXT)"
-)
+class StaleVerdicts:
+    """Whether a verdict may differ now, because media were added or removed. Probed facts are ``MediaBook``'s to check.
+
+    Args:
+        finder: as of a run that begins now.
+    """
+
+    def __init__(self, finder: MediaFinder):
+        self._finder = finder
+
+    def __call__(self, verdict: Verdict) -> bool:
+        if verdict.refused is not None and verdict.refused.reason in _OF_FILES:
+            return True
+        # A file that was added or moved may take precedence, or make the name ambiguous.
+        if not all(self._is_found_at(*found) for found in verdict.found):
+            return True
+        if verdict.sample is not None:
+            media = verdict.sample.media
+            folders = {ref.path for ref in media if ref.folder_fps is not None}
+            paths = [path for ref in media for path in (ref.path, ref.subtitles) if path]
+            # Subtitles that were missing: the record does without.
+            if any(self._exists(path) for path, *_ in verdict.found if path not in paths):
+                return True
+        else:  # refused after its media were found: a missing medium would be reported first
+            paths, folders = [path for path, *_ in verdict.found] if verdict.keys else [], set()
+        return any(not self._exists(path, path in folders) for path in paths)
+
+    def _is_found_at(self, path: str, name: str, folder: str | None, annotations: str | None) -> bool:
+        try:
+            return self._finder.locate(name, folder, None if annotations is None else Path(annotations)) == path
+        except SampleError:  # ambiguous now
+            return False
+
+    def _exists(self, path: str, is_folder: bool = False) -> bool:
+        """Whether a file is there and not empty: after a power cut media from inside rows may be."""
+        if is_url(path):
+            return True
+        try:
+            found = (self._finder.root / path.removeprefix("file://")).stat()
+            if is_folder:
+                return stat.S_ISDIR(found.st_mode)
+            return stat.S_ISREG(found.st_mode) and found.st_size > 0
+        except (OSError, ValueError):  # a name that no file system takes
+            return False
 
 
 class MediaBook:
-    """The media that questions ask for, with what a look at each of them said.
+    """The media of questions and the result of probing each, on disk, so that a killed run probes none twice.
 
-    What is written stays when the process is killed. After a power cut the file may be damaged: then it begins anew.
+    Writes survive a killed process. After a power cut the file may be damaged: then it is made anew.
 
     Args:
         path: the file.
-        root: the media root, for files' sizes and times of change: what was said of a file that has changed is struck.
+        root: the media root, for files' sizes and modification times: results of changed files are dropped.
     """
 
     def __init__(self, path: Path, root: Path):
@@ -175,62 +212,58 @@ class MediaBook:
         self._database = _open_database(path)
 
     def want(self, media: Iterable[MediaRef]) -> None:
-        """Note media to be looked at, and strike what was said of files that have changed since."""
+        """Add media to probe, and drop the results of files that have changed since."""
         self._database.execute("BEGIN")
-        self._database.executemany(
-            "INSERT OR IGNORE INTO media (medium) VALUES (?)", ((_ref_to_json(ref),) for ref in media)
-        )
-        self._strike_changed()
+        rows = ((_ref_to_json(ref),) for ref in media)
+        self._database.executemany("INSERT OR IGNORE INTO media (medium) VALUES (?)", rows)
+        for some in self._batches("number, medium, state", "outcome NOT NULL"):
+            changed = [(number,) for number, text, state in some if self.state_of(_ref_from_json(text)) != state]
+            self._database.executemany("UPDATE media SET outcome = NULL WHERE number = ?", changed)
         self._database.execute("COMMIT")
 
     def counts(self) -> tuple[int, int]:
-        """How many media are wanted, and of how many it is known what they are."""
+        """The number of media, and of those with a result."""
         wanted, known = self._database.execute("SELECT count(*), count(outcome) FROM media").fetchone()
         return wanted, known
 
     def unknown(self) -> Iterator[MediaRef]:
-        """The media to look at, in the order in which they were wanted. What is said meanwhile does no harm."""
-        last = 0
-        query = "SELECT number, medium FROM media WHERE outcome IS NULL AND number > ? ORDER BY number LIMIT ?"
-        while rows := self._database.execute(query, (last, _AT_A_TIME)).fetchall():
-            last = rows[-1][0]
-            yield from (_ref_from_json(text) for _, text in rows)
+        """The media to probe, in the order they were added. Results may be written meanwhile."""
+        for some in self._batches("number, medium", "outcome IS NULL"):
+            yield from (_ref_from_json(text) for _, text in some)
 
     def state_of(self, ref: MediaRef) -> str:
-        """Sizes and times of change of a medium's files, "" for what is no file."""
+        """Sizes and modification times of a medium's files, "" without any."""
         return " ".join(_file_state(self._root, path) for path in (ref.path, ref.subtitles) if path).strip()
 
-    def say(self, ref: MediaRef, state: str, outcome: MediaFacts | SampleError) -> None:
-        """Write what a look at a medium said. ``state``: from before the look."""
-        said: dict[str, Any] = {}
+    def write(self, ref: MediaRef, state: str, outcome: MediaFacts | SampleError) -> None:
+        """Write the result of a probe. ``state``: from before it."""
+        result: dict[str, Any] = {}
         if isinstance(outcome, SampleError):
-            said["fault"] = [outcome.reason, str(outcome), outcome.trace]
+            result["fault"] = [outcome.reason, str(outcome), outcome.trace]
         else:
-            said["facts"] = {name: getattr(outcome, name) for name in _REMEMBERED}
-        row = (state, json.dumps(said), _ref_to_json(ref))
+            result["facts"] = {name: getattr(outcome, name) for name in _FACTS}
+        row = (state, json.dumps(result), _ref_to_json(ref))
         self._database.execute("UPDATE media SET state = ?, outcome = ? WHERE medium = ?", row)
 
-    def said_of(self, ref: MediaRef) -> MediaFacts | SampleError | None:
-        """What a look at a medium said; None of one that nobody has looked at."""
+    def read(self, ref: MediaRef) -> MediaFacts | SampleError | None:
+        """The result for a medium; None where it was not probed."""
         from vlm_pg.media.probe import MediaFacts  # torch comes with it: where there are media, not before
 
         found = self._database.execute("SELECT outcome FROM media WHERE medium = ?", (_ref_to_json(ref),)).fetchone()
         if found is None or found[0] is None:
             return None
-        said = json.loads(found[0])
-        return MediaFacts(**said["facts"]) if "facts" in said else SampleError(*said["fault"])
+        result = json.loads(found[0])
+        return MediaFacts(**result["facts"]) if "facts" in result else SampleError(*result["fault"])
 
     def close(self) -> None:
-        """Let go of the file."""
         self._database.close()
 
-    def _strike_changed(self) -> None:
+    def _batches(self, columns: str, condition: str) -> Iterator[list[Any]]:
         last = 0
-        query = "SELECT number, medium, state FROM media WHERE outcome NOT NULL AND number > ? ORDER BY number LIMIT ?"
-        while rows := self._database.execute(query, (last, _AT_A_TIME)).fetchall():
+        query = f"SELECT {columns} FROM media WHERE {condition} AND number > ? ORDER BY number LIMIT ?"
+        while rows := self._database.execute(query, (last, _BATCH)).fetchall():
             last = rows[-1][0]
-            changed = [(number,) for number, text, state in rows if self.state_of(_ref_from_json(text)) != state]
-            self._database.executemany("UPDATE media SET outcome = NULL WHERE number = ?", changed)
+            yield rows
 
 
 def _open_database(path: Path) -> sqlite3.Connection:
@@ -238,9 +271,10 @@ def _open_database(path: Path) -> sqlite3.Connection:
     try:
         if database.execute("PRAGMA quick_check").fetchone() == ("ok",):
             return _with_table(database)
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):  # the disk, not what stands in the file
-            raise
+    except sqlite3.OperationalError:  # the disk, not the file's content
+        raise
+    except sqlite3.DatabaseError:
+        pass
     database.close()
     for name in (path, path.with_name(path.name + "-journal")):
         name.unlink(missing_ok=True)
@@ -268,62 +302,5 @@ def _file_state(root: Path, path: str) -> str:
     with suppress(OSError, ValueError):  # a name that no file system takes
         file = root / path.removeprefix("file://")
         found = file.stat()
-        if stat.S_ISDIR(found.st_mode):
-            return folder_state(file)
-        return f"{found.st_size}:{found.st_mtime_ns}"
+        return folder_state(file) if stat.S_ISDIR(found.st_mode) else f"{found.st_size}:{found.st_mtime_ns}"
     return "-"
-
-
-# Why a question was refused, where it is the files below the media root that decide, not the row.
-_OF_FILES = (REASON, "ambiguous_media", "outside_root")
-
-
-class Doubt:
-    """Whether a verdict may be another one now. What a look at media said is the ``MediaBook``'s to doubt.
-
-    Args:
-        root: the media root.
-        finder: finds media as a run that begins now would.
-    """
-
-    def __init__(self, root: Path, finder: MediaFinder):
-        self._root, self._finder = root, finder
-
-    def __call__(self, verdict: Verdict) -> bool:
-        if verdict.refused is not None and verdict.refused.reason in _OF_FILES:
-            return True
-        # One that was fetched or moved meanwhile may be preferred, or leave it open which is meant.
-        if not all(map(self._lies_there, verdict.found)):
-            return True
-        if verdict.sample is not None:
-            media = verdict.sample.media
-            folders = {ref.path for ref in media if ref.folder_fps is not None}
-            paths = [path for ref in media for path in (ref.path, ref.subtitles) if path]
-            # Subtitles that were not there: the record does without.
-            if any(self._is_there(path) for path, *_ in verdict.found if path not in paths):
-                return True
-        else:  # refused after its media were there: of one that is gone that is said first
-            paths, folders = [path for path, *_ in verdict.found] if verdict.keys else [], set()
-        return any(not self._is_there(path, path in folders) for path in paths)
-
-    def _lies_there(self, found: Found) -> bool:
-        path, name, folder, annotations = found
-        try:
-            return self._finder.path_of(name, folder, None if annotations is None else Path(annotations)) == path
-        except SampleError:  # several may be meant now
-            return False
-        finally:
-            self._finder.asked.clear()
-            self._finder.latest()
-
-    def _is_there(self, path: str, is_folder: bool = False) -> bool:
-        """Not one that is empty: after a power cut media that stood inside rows may be."""
-        if is_url(path):
-            return True
-        try:
-            found = (self._root / path.removeprefix("file://")).stat()
-            if is_folder:
-                return stat.S_ISDIR(found.st_mode)
-            return stat.S_ISREG(found.st_mode) and found.st_size > 0
-        except (OSError, ValueError):  # a name that no file system takes
-            return False

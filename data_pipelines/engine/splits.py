@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from data_pipelines.engine.judging import Verdict
 from vlm_pg.data.bad import line_of
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from data_pipelines.engine.report import Tally
     from vlm_pg.media.probe import MediaFacts
 
+Format = Literal["parquet", "jsonl"]
+REFUSED, REPEATED = "refused.jsonl", "repeated.jsonl"
+
 
 @dataclass(frozen=True)
-class Placed:
-    """A question that is kept: for which split, and what is known of its media."""
+class Assigned:
+    """A kept question with its split and the facts of its media."""
 
     split: str
     sample: Sample
@@ -33,38 +36,38 @@ class Placed:
 
 
 class Splitter:
-    """Decides for which split a question is kept, over all parts in order.
+    """Assigns questions to splits, over all parts in order: no medium, by content, is in two of them.
 
-    A medium goes by its content where it was looked at, whatever its file is called; else by its path.
+    A medium counts by its content where it was probed, whatever its file name; else by its path.
 
     Args:
-        ledger: remembers.
-        eval_share: share of the media (without media: of the questions) of files to train on set apart for evaluation.
-        seed: decides which.
+        ledger: remembers keys of media and ids.
+        eval_share: share of the media (without media: of the questions) of training files for evaluation.
+        seed: selects them.
     """
 
     def __init__(self, ledger: Ledger, eval_share: float, seed: int):
         self._ledger, self._eval_share, self._seed = ledger, eval_share, seed
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
-        """First all parts are looked through for what files to evaluate on ask about."""
+        """First pass over all verdicts: remember the media of evaluation files."""
         for one in verdicts:
             for key in (*one.keys, *_contents(one)) if one.split == "eval" else ():
                 self._ledger.add("evaluated", key)
 
-    def placed(self, verdicts: Iterable[Verdict]) -> Iterator[Placed | BadSample | str]:
-        """Then each is for a split, refused, or left out for a reason."""
+    def assign(self, verdicts: Iterable[Verdict]) -> Iterator[Assigned | BadSample | str]:
+        """Second pass: each is assigned, refused, or left out for a reason."""
         for one in verdicts:
             if one.refused is not None:
                 yield one.refused
             elif one.sample is None:
-                yield one.left_out
+                yield one.skipped
             elif not self._ledger.add(f"ids of {one.split}", one.sample.sample_id, one.sample.where):
-                yield self._twice(one.split, one.sample)
+                yield self._duplicate_id(one.split, one.sample)
             else:
-                yield self._side(one, one.sample)
+                yield self._assigned(one, one.sample)
 
-    def _twice(self, split: str, sample: Sample) -> BadSample:
+    def _duplicate_id(self, split: str, sample: Sample) -> BadSample:
         name, first = printable(sample.sample_id, 200), self._ledger.look(f"ids of {split}", sample.sample_id)
         message = (
             f"the id '{name}' was used before, at {first}. Each row needs its own. Give each file once; where ids "
@@ -72,16 +75,16 @@ class Splitter:
         )
         return BadSample(sample.sample_id, "duplicate_id", message, sample.where)
 
-    def _side(self, one: Verdict, sample: Sample) -> Placed | str:
+    def _assigned(self, one: Verdict, sample: Sample) -> Assigned | str:
         if one.split == "eval":
-            return Placed("eval", sample, one.facts)
+            return Assigned("eval", sample, one.facts)
         contents = _contents(one)
         if any(self._ledger.look("evaluated", key) is not None for key in (*one.keys, *contents)):
             return "also in the evaluation file"
         sides = {self._is_for_evaluation(key) for key in contents or one.keys}
         if len(sides) == 2:
             return "media in both files"
-        return Placed("eval" if True in sides else "train", sample, one.facts)
+        return Assigned("eval" if True in sides else "train", sample, one.facts)
 
     def _is_for_evaluation(self, key: str) -> bool:
         """A fixed share of all keys, whatever else the files hold."""
@@ -95,7 +98,7 @@ def _contents(one: Verdict) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Repeat:
-    """A kept question that was asked before. ``answers``: whether its gold answer is that of the first one."""
+    """A kept duplicate of a question. ``answers``: whether its gold answer is that of the first one."""
 
     sample_id: str
     first: str
@@ -104,23 +107,22 @@ class Repeat:
 
     def __str__(self) -> str:
         question, first = printable(self.sample_id, 200), printable(self.first, 200)
-        told = "the same answer" if self.answers == "same" else "another answer: one of them is wrong"
-        return f"with {told}, for example {question} asks what {first} asks"
+        answer = "the same answer" if self.answers == "same" else "another answer: one of them is wrong"
+        return f"with {answer}, for example {question} asks what {first} asks"
 
     def line(self) -> bytes:
-        """As ``repeated.jsonl`` has it."""
+        """Its line in ``repeated.jsonl``."""
         return (json.dumps(asdict(self), ensure_ascii=True) + "\n").encode()
 
 
 class Repeats:
-    """Knows the questions of a set: text, options, and content and part of the media, whatever files are called and
-    however texts are spaced."""
+    """Finds duplicates by text, options, and content and part of the media, whatever file names and blanks."""
 
     def __init__(self, ledger: Ledger):
         self._ledger = ledger
 
     def of(self, sample: Sample, facts: Sequence[MediaFacts]) -> Repeat | None:
-        """Whether a question was asked before; if not, it is now."""
+        """The duplicate that a question is; None for a new one, which is remembered."""
         contents = [one.content for one in facts] or [path_key(ref.path) for ref in sample.media]
         parts = [
             (ref.kind, ref.folder_fps, ref.start, ref.end, ref.times, path_key(ref.subtitles)) for ref in sample.media
@@ -130,47 +132,41 @@ class Repeats:
         answer = _digest([sample.answer_kind, sample.answer])
         if self._ledger.add("asked", asked, f"{answer} {sample.sample_id}"):
             return None
-        before_answer, _, first = (self._ledger.look("asked", asked) or "").partition(" ")
-        return Repeat(sample.sample_id, first, "same" if answer == before_answer else "other", sample.where)
+        first_answer, _, first = (self._ledger.look("asked", asked) or "").partition(" ")
+        return Repeat(sample.sample_id, first, "same" if answer == first_answer else "other", sample.where)
 
 
 def _digest(values: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-Format = Literal["parquet", "jsonl"]
-REFUSED, REPEATED = "refused.jsonl", "repeated.jsonl"
-
-
 def write_all(
     folder: Path,
-    placed: Iterable[Placed | BadSample | str],
+    assigned: Iterable[Assigned | BadSample | str],
     repeats: Repeats,
     splits: Sequence[str],
     form: Format,
     tally: Tally,
 ) -> dict[str, int]:
-    """Write the records of each split, ``refused.jsonl`` and ``repeated.jsonl`` into a folder, and count them. A split
-    without a record has no file.
+    """Write and count the records of each split, ``refused.jsonl`` and ``repeated.jsonl``.
 
     Returns:
-        The number of records in each file.
+        The number of records in each file; an empty split has none.
     """
-    writers: dict[str, RecordWriter] = {}
+    writers: dict[str, ShardWriter | JsonlWriter] = {}
     with (
         replacing(folder / REFUSED, durable=False) as refused,
         replacing(folder / REPEATED, durable=False) as repeated,
     ):
-        for one in placed:
+        for one in assigned:
             if isinstance(one, str):
                 tally.left_out[one] += 1
                 continue
-            if isinstance(one, Placed):
-                fault = _written(one, writers, folder, form)
+            if isinstance(one, Assigned):
+                fault = _write(one, writers, folder, form)
                 if fault is None:
                     tally.keep(one.split, one.sample, one.facts)
-                    repeat = repeats.of(one.sample, one.facts)
-                    if repeat is not None:
+                    if repeat := repeats.of(one.sample, one.facts):
                         tally.repeat(repeat)
                         repeated.write(repeat.line())
                     continue
@@ -182,31 +178,20 @@ def write_all(
     return {**files, REFUSED: sum(tally.refused.values()), REPEATED: sum(tally.repeated.values())}
 
 
-def _written(one: Placed, writers: dict[str, RecordWriter], folder: Path, form: Format) -> BadSample | None:
-    """Write a record, the first of its split into a new file; what no file of this form holds is refused."""
+def _write(one: Assigned, writers: dict[str, Any], folder: Path, form: Format) -> BadSample | None:
+    """Write a record, the first of its split into a new file; one that this format cannot hold is refused."""
     try:
         record = to_row(one.sample) if form == "parquet" else one.sample
     except SampleError as fault:
         return BadSample(one.sample.sample_id, fault.reason, str(fault), one.sample.where)
     if one.split not in writers:
-        kind = ShardWriter if form == "parquet" else JsonlWriter
-        writers[one.split] = kind(folder, one.split)
+        writers[one.split] = (ShardWriter if form == "parquet" else JsonlWriter)(folder, one.split)
     writers[one.split].add(record)
     return None
 
 
-class RecordWriter(Protocol):
-    """Writes the records of one split."""
-
-    def add(self, record: Any) -> None: ...
-
-    def close(self) -> dict[str, int]:
-        """The files and how many records each has."""
-        ...
-
-
 class JsonlWriter:
-    """One file of JSON lines; see ``ShardWriter``."""
+    """Writes a split as one file of JSON lines; see ``ShardWriter``."""
 
     def __init__(self, folder: Path, split: str):
         self._path, self._count = folder / f"{split}.jsonl", 0

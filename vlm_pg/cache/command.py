@@ -1,4 +1,4 @@
-"""``vlm-pg cache``: what a cache holds, whether all of it is whole, and making it smaller."""
+"""``vlm-pg cache``: statistics, verification and pruning of a cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def print_stats(folder: Path) -> None:
 
 
 def print_verified(folder: Path) -> int:
-    """Read every entry, remove the damaged ones, and tell. Returns how many were damaged."""
+    """Read every entry and remove the damaged ones. Returns their number."""
     _check(folder)
     whole = damaged = 0
     for place, well in verify(folder):
@@ -44,7 +44,7 @@ def print_verified(folder: Path) -> int:
 
 
 def print_pruned(folder: Path, max_gb: float) -> None:
-    """Throw out what was not used for longest."""
+    """Evict the least recently used entries."""
     _check(folder)
     pruned = prune(folder, int(max_gb * _GIB))
     if pruned is None:

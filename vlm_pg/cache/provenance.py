@@ -15,27 +15,25 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def gpu_driver() -> list[str]:
-    """The version of the GPUs' driver; where it is not said, this machine."""
+    """The version of the GPUs' driver; where it is unknown, this machine."""
     return [line for file in _DRIVERS for line in lines(file)] or [this_machine()]
 
 
 def gpu_models() -> list[str]:
-    """Models of the GPUs here, as NVIDIA's driver tells processes that have not started CUDA; none: unknown."""
+    """Models of the GPUs here, from NVIDIA's driver without starting CUDA; none: unknown."""
     found = (line for file in _GPUS.glob("*/information") for line in lines(file) if line.startswith("Model:"))
     return sorted({line.partition(":")[2].strip() for line in found})
 
 
 @cache
 def this_machine() -> str:
-    """Equal to no other machine's, and the same as long as it runs.
-
-    With the kernel's own number of this start, where there is one: names and network addresses of containers are alike.
-    """
+    """A unique text, constant while the machine runs: with the kernel's boot id where there is one, because names and
+    network addresses of containers repeat."""
     return " ".join([*os.uname(), *(lines(_BOOT_ID) or [f"{uuid.getnode():x}"])])
 
 
 def lines(file: Path) -> list[str]:
-    """Of a file of the system; none where there is no such file."""
+    """The lines of a system file; none where it does not exist."""
     try:
         return file.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -43,12 +41,12 @@ def lines(file: Path) -> list[str]:
 
 
 def source_digest(files: Iterable[Path]) -> str:
-    """SHA-256 of source files and their names, in whatever order they come and wherever they lie.
+    """SHA-256 of source files and their names, whatever their order and folders.
 
-    A comment is a change too: entries are then made again, which costs time and no run its bits.
+    A changed comment counts too: entries are then made again, which costs time but changes no result.
 
     Raises:
-        OSError: one cannot be read, so that nobody knows what runs here.
+        OSError: one cannot be read.
     """
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda path: path.name):

@@ -1,10 +1,10 @@
-"""Entries on disk, found by what they were made of: written whole, checked when they are read, thrown out by last use.
+"""Content-addressed entries on disk: written whole, verified when they are read, evicted by last use.
 
     cache/vlm_pg_cache.json                 the version of this layout
-    cache/frames/3f/3f9a....safetensors     one entry: tensors, what describes them, the key, and a checksum of it all
+    cache/frames/3f/3f9a....safetensors     one entry: tensors, metadata, key, and a checksum
 
-Any number of processes may read and write at the same time. A key says everything that its entry depends on, so two
-that write the same entry write the same, and nothing is ever changed: an entry appears, is read, and is thrown out.
+Any number of processes may read and write at the same time. A key covers everything that its entry depends on, so
+concurrent writers of an entry write equal content, and entries never change: one appears, is read, and is evicted.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from vlm_pg.files import replacing, write_bytes_atomic
 
 # Frames of the longest video at its largest size are some 100 MB. A larger file is no entry.
 MOST_BYTES = 4 << 30
-# Of what describes the tensors; JSON takes many times its length when it is read.
+# Of the metadata; parsed JSON takes many times its length.
 _MOST_HEADER_BYTES = 16 << 20
 _ENTRY = "entry"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry's tensors by name, and what describes them, as JSON."""
+    """An entry's tensors by name, and its metadata as JSON values."""
 
     tensors: Mapping[str, np.ndarray]
     about: Mapping[str, Any]
 
 
 class Damaged(Exception):
-    """An entry is not as it was written."""
+    """An entry differs from what was written."""
 
 
 def read_entry(path: Path, kind: str, key: str, most_bytes: int = MOST_BYTES) -> Entry:
@@ -51,7 +51,7 @@ def read_entry(path: Path, kind: str, key: str, most_bytes: int = MOST_BYTES) ->
 
     Raises:
         FileNotFoundError: there is none.
-        Damaged: it is not as it was written, another's, no regular file, or larger than ``most_bytes``.
+        Damaged: it is not as it was written, of another key, no regular file, or larger than ``most_bytes``.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -97,19 +97,19 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def serialized(kind: str, key: str, entry: Entry) -> bytes | None:
-    """The content of an entry's file; None if that would be larger than entries may be."""
+    """The content of an entry's file; None if it exceeds the limits."""
     from safetensors.numpy import save
 
     about = {"kind": kind, "key": key, "about": json.dumps(entry.about, sort_keys=True)}
     tensors = {name: np.ascontiguousarray(value) for name, value in entry.tensors.items()}
-    # One value: safetensors would write several in any order, and equal entries should be equal bytes.
+    # One value: safetensors would write several in any order, and equal entries must be equal bytes.
     content = save(tensors, {_ENTRY: json.dumps({**about, "checksum": _checksum(tensors, about)}, sort_keys=True)})
     is_small = int.from_bytes(content[:8], "little") <= _MOST_HEADER_BYTES and len(content) <= MOST_BYTES
     return content if is_small else None
 
 
 def _checksum(tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
-    """Of everything that is read from the file; against damage, not against people who may write there."""
+    """Of everything that is read from the file; against damage, not against tampering."""
     import xxhash
 
     digest = xxhash.xxh3_128()
@@ -124,15 +124,15 @@ def _checksum(tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> st
 VERSION = 1
 MARK = "vlm_pg_cache.json"
 _MOST_MARK_BYTES = 1 << 16
-# A read entry's time of use is written so often at most: disks need not write for every read.
+# The least time between updates of an entry's last use: disks need not write for every read.
 _USE_SECONDS = 600.0
-# When this process began, as far as a cache is concerned.
+# Start of this process for the purpose of eviction.
 BEGAN = time.time()
 
 
 @dataclass
 class Uses:
-    """What became of the questions to a store since it was opened."""
+    """Counts of a store since it was opened."""
 
     hits: int = 0
     misses: int = 0
@@ -152,12 +152,11 @@ class Store:
         folder: the cache; made if need be.
         kind: name of the entries' own folder.
         max_bytes: of all kinds together; None for no limit.
-        since: when the run began (seconds since the epoch), by default this process. What may be thrown out for
-            something else goes by that, as ``room`` says.
-        giving_way: kinds whose entries are thrown out for this one's, whenever they were used.
+        since: start of the run (seconds since the epoch), by default of this process, for ``eviction``.
+        giving_way: kinds whose entries are evicted for this one's, whenever they were used.
 
     Raises:
-        ConfigError: the folder cannot be made, holds something else, or another version's cache.
+        ConfigError: the folder cannot be made, holds other files, or a cache of another version.
     """
 
     def __init__(
@@ -191,7 +190,7 @@ class Store:
             self.remove_damaged(key)
             return None
         self.uses.hits += 1
-        with suppress(OSError):  # it may be thrown out at this moment, or the folder be read-only
+        with suppress(OSError):  # evicted just now, or a read-only folder
             used = path.stat().st_mtime
             if used < self._since or time.time() - used > _USE_SECONDS:
                 os.utime(path)
@@ -200,9 +199,9 @@ class Store:
         return entry
 
     def remove_damaged(self, key: str) -> None:
-        """Remove an entry that is not what it should be, and count it."""
+        """Remove and count a damaged entry."""
         self.uses.damaged += 1
-        with suppress(OSError):  # somebody else has; or it is a folder, and stays
+        with suppress(OSError):  # removed by another process; or it is a folder, and stays
             self._path(key).unlink()
 
     def has(self, key: str) -> bool:
@@ -210,10 +209,10 @@ class Store:
         return self._path(key).is_file()
 
     def write(self, key: str, entry: Entry) -> Outcome:
-        """Keep an entry, and throw out those that were not used for longest where there is no room.
+        """Store an entry; the least recently used ones are evicted where there is no space.
 
         Returns:
-            Whether it is kept. One that is larger than entries may be finds a cache full.
+            Whether it is stored. One beyond the limits of an entry finds a cache full.
 
         Raises:
             OSError: it cannot be written.
@@ -253,12 +252,12 @@ def verify(folder: Path) -> Iterator[tuple[Place, bool]]:
 
 
 def _leads_away(path: Path) -> bool:
-    """Whether a folder inside the cache is a link: what lies behind it is not of the cache."""
+    """Whether a folder inside the cache is a link: its target is not part of the cache."""
     return path.parent.is_symlink() or path.parent.parent.is_symlink()
 
 
 def open_folder(folder: Path) -> None:
-    """Make a cache folder, or see that it is one of this version.
+    """Make a cache folder, or check that it is one of this version.
 
     Raises:
         ConfigError: it is not.
@@ -266,7 +265,7 @@ def open_folder(folder: Path) -> None:
     mark = folder / MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Asked in this order: another process may make the cache at this moment, and the mark comes before all else.
+        # In this order: another process may make the cache meanwhile, and the mark is its first file.
         holds_something = any(not entry.name.startswith(".") for entry in folder.iterdir())
         is_other = holds_something and not mark.exists()
         if not is_other and not mark.exists():
@@ -282,17 +281,13 @@ def open_folder(folder: Path) -> None:
             f"cache.folder '{folder}' holds files and is no cache. An empty or new folder, or a cache, is expected. "
             "Choose another."
         )
-    version = _version(written)
+    try:
+        content = json.loads(written)
+    except ValueError:
+        content = None
+    version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise ConfigError(
             f"cache.folder '{folder}' is a cache of version {printable(str(version), 50)}. This program keeps version "
             f"{VERSION}. Choose another folder, or remove this one."
         )
-
-
-def _version(written: bytes) -> Any:
-    try:
-        content = json.loads(written)
-    except ValueError:
-        return None
-    return content.get("version") if isinstance(content, dict) else None

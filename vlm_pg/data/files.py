@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.data.json_stream import read_elements, read_lines, read_members
+from vlm_pg.data.json_stream import read_elements, read_lines, read_members, unreadable_file
 from vlm_pg.data.manifest import check_sizes
 from vlm_pg.data.tables import count_rows, read_arrow, read_parquet
 from vlm_pg.errors import ConfigError, printable
@@ -290,7 +290,7 @@ def _check_file(path: Path) -> None:
     try:
         is_file, exists = path.is_file(), path.exists()
     except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be entered
-        raise _closed(path, error) from error
+        raise unreadable_file(path, error) from error
     if not is_file:
         came = "is a folder, a pipe, a socket or a device" if exists else "does not exist"
         raise ConfigError(
@@ -319,14 +319,6 @@ def read_json_object(path: Path) -> Iterator[tuple[RecordPlace, str, Any]]:
 def _read_jsonl(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     for number, record in read_lines(path):
         yield RecordPlace(number), record
-
-
-def _closed(path: Path, error: Exception) -> ConfigError:
-    cause = getattr(error, "strerror", None) or str(error)
-    return ConfigError(
-        f"Data file '{_shown(path)}' cannot be read: {cause}. A file of records is expected. Correct the path, or the "
-        "rights of the file."
-    )
 
 
 def _shown(path: Path) -> str:

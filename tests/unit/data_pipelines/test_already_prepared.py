@@ -42,10 +42,10 @@ def test_more_missing_media_than_are_allowed_now(tmp_path: Path, capsys: pytest.
     """A set that was prepared with a larger share is not what is asked for now."""
     prepared = {"train": 20, "eval": 10, "refused": {"missing_media": 10, "corrupt_media": 5}}
     manifest = {"counts": prepared, "program": program()}
-    already.tell_prepared(tmp_path / "out", manifest, 0.25)
+    already.print_prepared(tmp_path / "out", manifest, 0.25)
     assert "missing_media" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"media of 10 of 40 questions were not there.*pass --overwrite"):
-        already.tell_prepared(tmp_path / "out", manifest, 0.24)
+        already.print_prepared(tmp_path / "out", manifest, 0.24)
 
 
 def test_the_share_that_is_asked_for_now_counts(arguments: list[str], tmp_path: Path) -> None:
