@@ -26,13 +26,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
+from data_pipelines.engine.answers import answered, without_sentences
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, read_rows
 from data_pipelines.engine.fields import (
     called,
     first_of,
@@ -44,10 +45,8 @@ from data_pipelines.engine.fields import (
     unusable,
     whole_number,
 )
-from data_pipelines.engine.questions import answered, without_sentences
-from data_pipelines.engine.reading import read_rows
+from vlm_pg.data.dedup import text_key
 from vlm_pg.data.files import RecordPlace
-from vlm_pg.data.sameness import text_key
 from vlm_pg.errors import SampleError
 
 _PROBLEM, _SOLUTION, _ANSWER = ("problem", "Problem", "question"), ("solution", "Solution"), ("answer", "Answer")
@@ -63,18 +62,8 @@ _AROUND = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(AIME2024, __doc__ or "", argv)
-
-
 def of_problem(row: Row, name: str) -> dict[str, Any]:
-    """One row of a problem and its answer as a record.
-
-    Raises:
-        SampleError: ``no_gold_answer``: the answer is no whole number from 0 to 999; ``other_data_set``: a problem of
-            another year; or a field is missing or of another type.
-    """
+    """One row of a problem and its answer as a record."""
     _check_year(row)
     details = published({"id": first_of(row, *_ID), "url": row.get("url")}, "id", "url")
     solution = first_of(row, *_SOLUTION)
@@ -83,11 +72,7 @@ def of_problem(row: Row, name: str) -> dict[str, Any]:
 
 
 def of_prompt(row: Row, name: str) -> dict[str, Any]:
-    """One row of a prompt and the answer that is rewarded as a record.
-
-    Raises:
-        SampleError: as ``of_problem``, or the prompt is not one message.
-    """
+    """One row of a prompt and the answer that is rewarded as a record."""
     gold = whole_number(object_of(row["reward_model"], "'reward_model'"), "ground_truth")
     more = row.get("extra_info")
     details = {"id": more["index"]} if isinstance(more, dict) and more.get("index") is not None else {}
@@ -191,6 +176,8 @@ AIME2024 = DataSet(
         ),
     ),
 )
+
+main = pipeline(AIME2024, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

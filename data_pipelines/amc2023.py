@@ -21,31 +21,20 @@ Record: {"problem_id": "0", "problem": "Cities $A$ and $B$ are $45$ miles apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import answered
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
 from data_pipelines.engine.fields import named, published, text_of, unusable, whole_number
-from data_pipelines.engine.questions import answered
 
 _YEAR = re.compile(r"/([0-9]{4})_AMC")
 _PROBLEM = ("question", "problem")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(AMC2023, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: ``no_gold_answer``: the answer is no whole number; ``other_data_set``: a problem of another year;
-            or a field is missing or of another type.
-    """
+    """One row as a record."""
     url = row.get("url")
     year = _YEAR.search(url) if isinstance(url, str) else None
     if year is not None and year[1] != "2023":
@@ -74,6 +63,8 @@ AMC2023 = DataSet(
         ),
     ),
 )
+
+main = pipeline(AMC2023, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

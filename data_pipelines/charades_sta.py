@@ -24,15 +24,16 @@ Record: {"problem_id": "charades_sta_test-1", "problem": "When does this happen 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.answers import answered
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, in_folders, read_rows, text_lines
 from data_pipelines.engine.fields import (
     called,
     list_of,
@@ -43,10 +44,8 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import files_beside, read_rows, text_lines
-from vlm_pg.data.columns import shortest
 from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.tables import shortest
 from vlm_pg.errors import ConfigError, SampleError, printable
 
 TABLES = ("Charades_v1_*.csv", "Charades/Charades_v1_*.csv", "../Charades_v1_*.csv", "../Charades/Charades_v1_*.csv")
@@ -58,17 +57,8 @@ _LINE = re.compile(r"(\S+)\s+([0-9]{1,6}(?:\.[0-9]{1,6})?)\s+([0-9]{1,6}(?:\.[0-
 _DECIMALS = 3
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(CHARADES_STA, __doc__ or "", argv)
-
-
 def of_line(row: Row, name: str) -> dict[str, Any]:
-    """One line as a record.
-
-    Raises:
-        SampleError: ``bad_line``, or as ``to_record``.
-    """
+    """One line as a record."""
     line = text_of(row, "line")
     found = _LINE.fullmatch(line.strip())
     if found is None:
@@ -79,11 +69,7 @@ def of_line(row: Row, name: str) -> dict[str, Any]:
 
 
 def of_row(row: Row, name: str) -> dict[str, Any]:
-    """One row of a table as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, or ``bad_time_span``.
-    """
+    """One row of a table as a record."""
     times = list_of(row, "timestamp")
     if len(times) != 2:
         raise unusable("bad_time_span", f"'timestamp' lists {len(times)} times", "When it begins and ends")
@@ -175,6 +161,8 @@ CHARADES_STA = DataSet(
     media=CHARADES,
     shared=CHARADES_SHARED,
 )
+
+main = pipeline(CHARADES_STA, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

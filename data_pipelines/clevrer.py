@@ -25,12 +25,14 @@ Record: {"problem_id": "video_10000_11", "problem": "Which of the following is r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import answered, lettered
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
@@ -42,11 +44,22 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.numbered import CLEVRER_SPLITS, clevrers_in
-from data_pipelines.engine.options import lettered
-from data_pipelines.engine.questions import answered
 from vlm_pg.types import NONE_RIGHT
 
+# CLEVRER and Perception Test both number their videos, and share 1,600 file names: CLEVRER writes five digits, and each
+# split has numbers of its own; Perception Test's 11.6 thousand videos are counted from 0, without leading zeros.
+CLEVRER_SPLITS = {
+    "train": range(10_000),
+    **dict.fromkeys(("val", "valid", "validation"), range(10_000, 15_000)),
+    "test": range(15_000, 20_000),
+}
+# Perception Test's numbers end well below 12,000.
+_CLEVRER_NUMBERS = range(12_000, 20_000)
+_SHARED_NUMBERS = range(10_000, 12_000)
+_VIDEO_NAME = re.compile(r"video_([0-9]+)")
+_THOUSAND_NAME = re.compile(r"video_([0-9]{5})-([0-9]{5})")
+_PART_NAME = re.compile(r"video_(?:train|validation|test)")
+_SPLIT_NAME = re.compile(r"(?<![a-z])(train|validation|valid|val|test)(?![a-z])")
 _WORDS = (
     *("gray", "red", "blue", "green", "brown", "cyan", "purple", "yellow"),
     *("rubber", "metal"),
@@ -62,11 +75,6 @@ _SHARED = {f"{outer}{split}{end}": _THOUSAND for outer in _OUTER for split in CL
 _OF_CHOICES = ("explanatory", "predictive", "counterfactual")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(CLEVRER, __doc__ or "", argv)
-
-
 def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions of a scene, named after its video: "video_00428_3"."""
     video = called(row, "video_filename")
@@ -74,11 +82,7 @@ def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question of a scene as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, ``unknown_question_type``, or ``unknown_answer``.
-    """
+    """One question of a scene as a record."""
     asked = object_of(row["asked"], "the question")
     category = text_of(asked, "question_type")
     if category == "descriptive":
@@ -123,6 +127,47 @@ def _selected(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return answered("multiple select", ", ".join(letters) or NONE_RIGHT, options)
 
 
+def clevrers_in(folder: PurePosixPath, beside: Collection[str]) -> Callable[[str], bool]:
+    """``DataSet.own_in``: CLEVRER's folder of a thousand videos, or of a split, or in one called "clevrer"; else all
+    names in the folder have numbers of its split, and files that Perception Test has too need one that it has not.
+    """
+    if thousand := _THOUSAND_NAME.fullmatch(folder.name):
+        numbers = range(int(thousand[1]), int(thousand[2]))
+        return lambda stem: _is_padded(stem) and _number(stem) in numbers
+    split = _SPLIT_NAME.search(folder.name.lower())
+    known = CLEVRER_SPLITS[split[1]] if split else range(20_000)
+    if _is_in_clevrers(folder):
+        return lambda stem: _is_padded(stem) and _number(stem) in known
+    if not split or not all(_is_padded(name) and _number(name) in known for name in beside):
+        return lambda stem: False
+    only_clevrers = any(_number(name) in _CLEVRER_NUMBERS for name in beside)
+    return lambda stem: _is_padded(stem) and (only_clevrers or _number(stem) not in _SHARED_NUMBERS)
+
+
+def perception_tests_in(folder: PurePosixPath, beside: Collection[str]) -> Callable[[str], bool]:
+    """``DataSet.own_in`` of Perception Test: files that neither the folder's name nor, for shared names, the files
+    beside them assign to CLEVRER."""
+    if _THOUSAND_NAME.fullmatch(folder.name) or _is_in_clevrers(folder):
+        return lambda stem: False
+    has_clevrers = any(_is_padded(name) and _number(name) not in _SHARED_NUMBERS for name in beside)
+    return lambda stem: not has_clevrers or _number(stem) not in _SHARED_NUMBERS
+
+
+def _is_in_clevrers(folder: PurePosixPath) -> bool:
+    return any(_PART_NAME.fullmatch(name) or name.lower().startswith("clevrer") for name in folder.parts)
+
+
+def _is_padded(stem: str) -> bool:
+    """Whether it is written as CLEVRER writes: five digits."""
+    return _number(stem) in range(20_000) and len(stem) == len("video_00000")
+
+
+def _number(stem: str) -> int:
+    """Its number; -1 where it has none."""
+    found = _VIDEO_NAME.fullmatch(stem)
+    return int(found[1]) if found and len(found[1]) <= 5 else -1
+
+
 CLEVRER = DataSet(
     "clevrer",
     (
@@ -139,6 +184,8 @@ CLEVRER = DataSet(
     shared=_SHARED,
     own_in=clevrers_in,
 )
+
+main = pipeline(CLEVRER, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.common import gold_faults, locked, progress, run
+from data_pipelines.common import progress, run
+from data_pipelines.engine.output_folder import (
+    adopt,
+    claim,
+    find_prepared,
+    locked,
+    own_manifest,
+    settle,
+    write_manifest,
+)
 from data_pipelines.flashes import (
     POSITIONS,
     RENDER_VERSION,
@@ -28,12 +37,11 @@ from data_pipelines.flashes import (
     encode_mp4,
     make_clips,
 )
-from data_pipelines.manifest import find_prepared, own_manifest, write_manifest
-from data_pipelines.owned import adopt, claim, settle
 from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import MediaRef, Sample
 
 SOURCE, PIPELINE = "flashes", "embedded"

@@ -58,15 +58,11 @@ from functools import partial
 from pathlib import Path
 
 from data_pipelines.common import run
+from data_pipelines.engine.annotation_files import read_alone, refuse_inside
 from data_pipelines.engine.command import is_prepared, prepare
-from data_pipelines.engine.dataset import TABLES, DataSet, Form
-from data_pipelines.engine.discovering import read_alone
-from data_pipelines.engine.field_map import FieldMap, read_map
-from data_pipelines.engine.guarding import refuse_inside
-from data_pipelines.engine.hub_lost import LOST, how_many_lost, rows_and_lost
-from data_pipelines.engine.hub_origin import UnknownOrigin
-from data_pipelines.engine.mapped_rows import mapped_questions, mapped_record
-from data_pipelines.engine.reading import keyed_rows, one_object
+from data_pipelines.engine.dataset import TABLES, DataSet, Form, keyed_rows, one_object
+from data_pipelines.engine.field_map import FieldMap, mapped_questions, mapped_record, read_map
+from data_pipelines.engine.hub import LOST, UnknownOrigin, count_lost, fetch, rows_and_lost, shard_of
 from vlm_pg.errors import ConfigError, printable
 
 GENERIC = DataSet("generic", ())
@@ -95,8 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         folder = _fetched(dataset, own, rest)
     except UnknownOrigin:
-        from data_pipelines.engine.hub import shard_of
-
         # Of a set that was finished with these very files nothing is read again.
         folder = [str(own.hub_folder)]
         whole = all((own.hub_folder / shard_of(split)).is_file() for split in own.hub_splits)
@@ -167,8 +161,6 @@ def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> 
             "data set of the hub is expected. Leave it out."
         )
     refuse_inside(_out(rest), [own.hub_folder, *filter(Path.is_dir, [Path(own.hub)])])
-    from data_pipelines.engine.hub import fetch, shard_of
-
     read = read_alone(dataset, map(shard_of, own.hub_splits))
     unread = [split for split in own.hub_splits if shard_of(split) not in read]
     if unread:
@@ -180,7 +172,7 @@ def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> 
         )
     for split in own.hub_splits:
         path = fetch(own.hub, own.hub_config, split, own.hub_folder, own.hub_revision)
-        lost = how_many_lost(own.hub_folder / shard_of(split))
+        lost = count_lost(own.hub_folder / shard_of(split))
         refused = f" {lost} rows of its files cannot be read; each is refused with its line." if lost else ""
         print(f"{path} is there.{refused}")
     return [str(own.hub_folder)]

@@ -28,12 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.answers import answered, check_removed_marks, lettered, without_sentences
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders, one_object, read_rows
 from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
-from data_pipelines.engine.options import lettered
-from data_pipelines.engine.questions import answered, check_removed_marks, without_sentences
-from data_pipelines.engine.reading import one_object, read_rows
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.rewards.latex_text import statement, unspaced
@@ -43,22 +41,13 @@ _DIAGRAM = "img_diagram.png"
 _MOST = 3_302
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(GEOMETRY3K, __doc__ or "", argv)
-
-
 def by_id_or_folder(row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """A row of InterGPS under its id, which its folder is called by, too."""
     return named("id")(row, Path(row["file"]).absolute().parent.name)
 
 
 def of_intergps(row: Row, name: str) -> dict[str, Any]:
-    """The record of a folder of InterGPS.
-
-    Raises:
-        SampleError: ``wrong_type`` or ``answer_not_in_options``.
-    """
+    """The record of a folder of InterGPS."""
     choices = _choices(row)
     split, folder = Path(row["file"]).absolute().parts[-3:-1]
     goals = row.get("problem_type_goal")
@@ -76,11 +65,7 @@ def of_intergps(row: Row, name: str) -> dict[str, Any]:
 
 
 def of_parquet(row: Row, name: str) -> dict[str, Any]:
-    """One row of hiyouga's Parquet as a record.
-
-    Raises:
-        SampleError: ``wrong_type``, ``answer_not_in_options`` or ``ambiguous_answer``.
-    """
+    """One row of hiyouga's Parquet as a record."""
     gold = answer_text(row, "answer")
     if row.get("ground_truth") and row.get("choices"):
         choices = _choices(row)
@@ -161,6 +146,8 @@ GEOMETRY3K = DataSet(
     media=("data/geometry3k", "geometry3k"),
     by_name=False,
 )
+
+main = pipeline(GEOMETRY3K, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

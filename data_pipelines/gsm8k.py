@@ -17,14 +17,13 @@ Record: {"problem_id": "train-17", "problem": "Natalia sold ...", "data_type": "
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import answered
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
 from data_pipelines.engine.fields import first_of, plain_number
-from data_pipelines.engine.questions import answered
 from vlm_pg.errors import SampleError
 
 _BEFORE_GOLD = "####"
@@ -33,17 +32,8 @@ _CALCULATION = re.compile(r"<<[^<>]*>>")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(GSM8K, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: ``no_gold_answer``.
-    """
+    """One row as a record."""
     process, _, gold = plain_number(row["answer"]).rpartition(_BEFORE_GOLD)
     gold = gold.strip().replace(",", "")
     if not _NUMBER.fullmatch(gold):
@@ -77,6 +67,8 @@ GSM8K = DataSet(
         ),
     ),
 )
+
+main = pipeline(GSM8K, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

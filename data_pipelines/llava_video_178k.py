@@ -37,15 +37,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import open_or_choice, without_mark, without_sentences
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import listed, text_of, unusable
-from data_pipelines.engine.questions import open_or_choice, without_mark, without_sentences
 
 _ASKS_FOR_LETTER = (
     "Please respond with only the letter of the correct answer.",
@@ -55,17 +55,8 @@ _SUBSET = re.compile(r"[0-9]+_[0-9]+_[sm]_\w+")
 _INSTRUCTIONS = (*_ASKS_FOR_LETTER, "Answer the question using a single word or phrase.")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(LLAVA_VIDEO_178K, __doc__ or "", argv)
-
-
 def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
-    """Each turn of a dialogue with the answer to it.
-
-    Raises:
-        SampleError: ``wrong_type``: there is no dialogue, or ``uneven_lists``.
-    """
+    """Each turn of a dialogue with the answer to it."""
     turns = listed(row["conversations"], "'conversations'")
     if not isinstance(turns, list) or not turns:
         raise unusable("wrong_type", f"'conversations' is {repr(turns)[:80]}", "A list of turns")
@@ -75,11 +66,7 @@ def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
 
 
 def to_record(question: Row, name: str) -> dict[str, Any]:
-    """One turn as a record.
-
-    Raises:
-        SampleError: ``bad_dialogue``, and what the readers of its fields say.
-    """
+    """One turn as a record."""
     asked, gold = _said(question["turns"])
     asked = without_mark(asked)
     fields = open_or_choice(without_sentences(asked, _INSTRUCTIONS), gold)
@@ -127,6 +114,8 @@ LLAVA_VIDEO_178K = DataSet(
     called=_SUBSET,
     by_name=False,
 )
+
+main = pipeline(LLAVA_VIDEO_178K, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

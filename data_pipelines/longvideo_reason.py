@@ -34,31 +34,21 @@ Record: {"problem_id": "train-1",
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import open_or_choice, untagged_once, without_mark
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import published, text_of, unusable
-from data_pipelines.engine.questions import open_or_choice, untagged_once, without_mark
 
 _OPTIONS = 4
 _FOLDERS = ("longvila_videos", "longvideo_eval_subset*")
 _VIDEOS = (*_FOLDERS, *(f"*/{folder}" for folder in _FOLDERS))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(LONGVIDEO_REASON, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: ``bad_options``: there are options, and not four; and what the readers of its fields say.
-    """
+    """One row as a record."""
     fields = open_or_choice(without_mark(text_of(row, "problem")), untagged_once(text_of(row, "answer")))
     if len(fields["options"]) not in (0, _OPTIONS):
         came = f"the question has {len(fields['options'])} options"
@@ -98,6 +88,8 @@ LONGVIDEO_REASON = DataSet(
     media=_VIDEOS,
     shared={"videos": ""},
 )
+
+main = pipeline(LONGVIDEO_REASON, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -36,13 +36,11 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.answers import answered, letter_at, lettered
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import called, list_of, named, number_of, text_of, texts_of, unusable
-from data_pipelines.engine.options import letter_at, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import files_beside, read_rows
-from data_pipelines.engine.told import Told
+from data_pipelines.engine.rows import Subtitles
 from vlm_pg.data.files import RecordPlace, read_raw
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.types import Cue
@@ -57,18 +55,8 @@ _DETAILS = (
 _CLOCK = re.compile(r"(\d{1,3}):(\d{1,2}):(\d{1,2}(?:\.\d{1,9})?)", re.ASCII)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(LONGVIDEOBENCH, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, ``answer_not_in_options``, ``bad_options`` or
-            ``bad_subtitles``.
-    """
+    """One row as a record."""
     texts = _candidates(row)
     return {
         "problem_id": name,
@@ -134,7 +122,7 @@ def _bad(came: str) -> SampleError:
     return unusable("bad_subtitles", f"of the subtitles {came}", allowed)
 
 
-def _told(row: Row) -> Told | None:
+def _told(row: Row) -> Subtitles | None:
     """What is said in the clip; None where its subtitles are not there."""
     file = row.get("subtitle_file")
     if not file:
@@ -144,7 +132,7 @@ def _told(row: Row) -> Told | None:
         said = [one for _, one in read_raw(Path(file))]
     except ConfigError as error:
         raise _bad(f"the file cannot be read: {error}") from None
-    return Told(tuple(cues_of(said, zero, duration)))
+    return Subtitles(tuple(cues_of(said, zero, duration)))
 
 
 def _candidates(row: Row) -> list[str]:
@@ -195,6 +183,8 @@ LONGVIDEOBENCH = DataSet(
     media=("[Ll]ong[Vv]ideo[Bb]ench*/videos",),
     shared={"videos": ""},
 )
+
+main = pipeline(LONGVIDEOBENCH, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

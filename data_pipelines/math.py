@@ -24,27 +24,21 @@ Record: {"problem_id": "train/algebra/1.json", "problem": "Half of one?", "data_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, in_folders
+from data_pipelines.engine.answers import answered
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, in_folders, one_object
 from data_pipelines.engine.fields import answer_text, first_of, named, published, unusable
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import one_object
 
 _PROBLEM = ("problem", "Problem", "question")
 _SOLUTION, _ANSWER = ("solution", "Solution"), ("answer", "Answer")
 _BEFORE_GOLD = "####"
 _SPLITS = ("train", "test")
 _BOXES = ("\\boxed", "\\fbox")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(MATH, __doc__ or "", argv)
 
 
 def by_place(row: Row, name: str) -> Iterable[tuple[str, Row]]:
@@ -54,11 +48,7 @@ def by_place(row: Row, name: str) -> Iterable[tuple[str, Row]]:
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record. MATH calls the subject ``type``, MATH-500 ``subject``.
-
-    Raises:
-        SampleError: ``no_gold_answer``, ``other_data_set``, or a field is of a wrong type.
-    """
+    """One row as a record. MATH calls the subject ``type``, MATH-500 ``subject``."""
     solution, subject = first_of(row, *_SOLUTION), row.get("subject") or row.get("type")
     if first_of(row, *_ANSWER) is not None:
         gold = answer_text(row, *_ANSWER)
@@ -138,6 +128,8 @@ MATH = DataSet(
         ),
     ),
 )
+
+main = pipeline(MATH, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

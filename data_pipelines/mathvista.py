@@ -28,12 +28,13 @@ Record: {"problem_id": "7", "problem": "What is the mean? (Unit: $)\\nRound the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.answers import answered, letter_of_text, lettered
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Row, keyed_rows
 from data_pipelines.engine.fields import (
     answer_text,
     first_of,
@@ -44,10 +45,7 @@ from data_pipelines.engine.fields import (
     texts_of,
     unusable,
 )
-from data_pipelines.engine.options import letter_of_text, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import keyed_rows
-from vlm_pg.data.embedded import Embedded
+from vlm_pg.data.tables import Embedded
 
 # Rounding to two decimals, as numbers are compared, would take answers of more decimals for equal that are not.
 _PRECISIONS = (1, 2)
@@ -58,17 +56,8 @@ _LONGEST_CHOICES = 2_000
 _INTEGER, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(MATHVISTA, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question as a record.
-
-    Raises:
-        SampleError: its type is unknown, or its answer is none of that type.
-    """
+    """One question as a record."""
     unit = first_of(row, "unit")
     question = text_of(row, "question").strip() + (f" (Unit: {text_of(row, 'unit')})" if unit is not None else "")
     form, fields = _checked(row)
@@ -176,6 +165,8 @@ MATHVISTA = DataSet(
     media=("data",),
     by_name=False,
 )
+
+main = pipeline(MATHVISTA, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -24,35 +24,23 @@ Record: {"problem_id": "validation_1", "problem": "... how many grams of precipi
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import answered, letter_of, lettered, open_answer
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import answer_text, first_of, named, object_of, published, text_of, unusable
-from data_pipelines.engine.open_answers import open_answer
-from data_pipelines.engine.options import letter_of, lettered
-from data_pipelines.engine.questions import answered
 
 _CHOICE, _OPEN = "multiple-choice", "open-ended"
 _VIDEOS = "videos"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(MMVU, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: ``unknown_question_type``, ``bad_options``, ``bad_media``, ``answer_not_in_options``, or a field is
-            missing or of another type.
-    """
+    """One row as a record."""
     path = _path(row)
     subject = _subject(row, path)
     return {
@@ -134,6 +122,8 @@ MMVU = DataSet(
     media=("MMVU",),
     by_name=False,
 )
+
+main = pipeline(MMVU, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -28,17 +28,15 @@ Record: {"problem_id": "action_sequence-1", "problem": "What happened after the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.answers import answered, letter_of_text, lettered
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Row, read_rows
 from data_pipelines.engine.fields import called, list_of, number_of, text_of, texts_of, unusable
-from data_pipelines.engine.options import letter_of_text, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import read_rows
 from vlm_pg.data.files import RecordPlace
 
 # Where each task's videos lie below ``video``: OpenGVLab/Ask-Anything, video_chat2/mvbench.ipynb.
@@ -68,18 +66,8 @@ _OF_FRAMES, _FRAMES_PER_SECOND = "episodic_reasoning", 3
 _OF_CLIPS = ("action_sequence", "action_prediction", "object_interaction", "action_localization", _OF_FRAMES)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(MVBENCH, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, the answer is not one of the candidates, or
-            ``unknown_task``.
-    """
+    """One row as a record."""
     task = text_of(row, "task")
     if task not in FOLDERS:
         raise unusable("unknown_task", f"the file is called '{task[:80]}'", f"One of {', '.join(FOLDERS)}")
@@ -126,6 +114,8 @@ MVBENCH = DataSet(
     media=("video", "[Mm][Vv][Bb]ench/video"),
     by_name=False,
 )
+
+main = pipeline(MVBENCH, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

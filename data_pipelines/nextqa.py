@@ -22,17 +22,15 @@ Record: {"problem_id": "4010069381_6", "problem": "how do the two man play the i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.answers import answered, letter_at, lettered
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import called, named, published, text_of, video_file
-from data_pipelines.engine.options import letter_at, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import files_beside, read_rows
 from vlm_pg.data.files import RecordPlace, read_json_object
 from vlm_pg.errors import ConfigError, SampleError, printable
 
@@ -40,17 +38,8 @@ _MAP = "map_vid_vidorID.json"
 _OPTIONS = ("a0", "a1", "a2", "a3", "a4")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(NEXTQA, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, or ``answer_not_in_options``.
-    """
+    """One row as a record."""
     video = called(row, "video")
     texts = [text_of(row, key).strip() for key in _OPTIONS]
     return {
@@ -120,6 +109,8 @@ NEXTQA = DataSet(
     media=("NExTVideo", "*/NExTVideo", "*/*/NExTVideo"),
     shared=dict.fromkeys(("videos", "[Nn][Ee][Xx][Tt]*/videos", "[Vv]id[Oo][Rr]/video"), "[0-9][0-9][0-9][0-9]"),
 )
+
+main = pipeline(NEXTQA, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -33,13 +33,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipelines.clevrer import perception_tests_in
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
+from data_pipelines.engine.answers import answered, letter_at, lettered
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Reader, Row, files_beside, in_folders, keyed_rows, read_rows
 from data_pipelines.engine.fields import (
     called,
     list_of,
@@ -51,10 +53,6 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from data_pipelines.engine.numbered import perception_tests_in
-from data_pipelines.engine.options import letter_at, lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
 from vlm_pg.data.files import RecordPlace, read_json_object
 
 CUTS = ("cut_frame_mapping_*.json", "../cut_frame_mapping_*.json")
@@ -69,11 +67,6 @@ _SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|test)(?![a-z])")
 _FASTEST = 100_000  # frames a second: nobody's rate, but no infinity either
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(PERCEPTION_TEST, __doc__ or "", argv)
-
-
 def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions about a video, named after it: "video_10309_2"."""
     shared = {
@@ -86,12 +79,7 @@ def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
 
 
 def of_question(row: Row, name: str) -> dict[str, Any]:
-    """One question about a video as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, ``answer_not_in_options``, ``unknown_cut``, ``bad_cut`` or
-            ``no_frame_rate``.
-    """
+    """One question about a video as a record."""
     metadata = object_of(row["metadata"], "'metadata'")
     return _record(name, row, object_of(row["asked"], "the question"), metadata)
 
@@ -208,6 +196,8 @@ PERCEPTION_TEST = DataSet(
     shared=_SHARED,
     own_in=perception_tests_in,
 )
+
+main = pipeline(PERCEPTION_TEST, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -20,12 +20,12 @@ Record: {"problem_id": "Interaction_T1_13", "problem": "Which object was tidied 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.charades_sta import CHARADES, CHARADES_SHARED
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import answered, letter_of_text, lettered
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import (
     called,
@@ -37,21 +37,10 @@ from data_pipelines.engine.fields import (
     texts_of,
     video_file,
 )
-from data_pipelines.engine.options import letter_of_text, lettered
-from data_pipelines.engine.questions import answered
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(STAR, __doc__ or "", argv)
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, or the answer is not one of the choices.
-    """
+    """One row as a record."""
     choices = [object_of(choice, "a choice").get("choice") for choice in list_of(row, "choices")]
     texts = texts_of(choices, "'choices'")
     return {
@@ -82,6 +71,8 @@ STAR = DataSet(
     media=CHARADES,
     shared=CHARADES_SHARED,
 )
+
+main = pipeline(STAR, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -33,19 +33,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.answers import answered, letter_of, letter_of_text, lettered, split_options
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Reader, Row, files_beside, keyed_rows, read_rows
 from data_pipelines.engine.fields import called, first_of, list_of, object_of, text_of, unusable, video_file
-from data_pipelines.engine.options import letter_of, letter_of_text, lettered, split_options
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import Reader, files_beside, keyed_rows, read_rows
-from vlm_pg.data.files import RecordPlace, read_json_object
-from vlm_pg.data.folders import root_of
+from vlm_pg.data.files import RecordPlace, read_json_object, root_of
 
 DIMS = ("action", "speed", "direction", "order", "attribute_change")
 _TASKS = "multi-choice", "yes_no", "caption_matching", "captioning"
@@ -57,17 +54,8 @@ _META = ("meta_info.json", "../meta_info.json")
 _LABELLED = re.compile(r"(?:Option [12]|(?:Sentence|Caption) [AB]): (.+)")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(TEMPCOMPASS, __doc__ or "", argv)
-
-
 def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
-    """The questions about a video, named after task, video, dimension and their place among those.
-
-    Raises:
-        SampleError: the row lists none where some are to be.
-    """
+    """The questions about a video, named after task, video, dimension and their place among those."""
     video, task = called(row, "video_id"), text_of(row, "task")
     for dim in (one for one in row if one not in _ADDED):
         shared = {"video_id": video, "task": task, "dim": dim, "fine_dim": row["fine"].get(dim)}
@@ -82,12 +70,7 @@ def of_question(row: Row, name: str) -> dict[str, Any]:
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question of a table as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, ``unknown_task``, ``unknown_dim``, ``no_mc_question``, or
-            options and answer do not fit each other.
-    """
+    """One question of a table as a record."""
     task, dim, video = text_of(row, "task"), text_of(row, "dim"), called(row, "video_id")
     for kind, value, known in (("task", task, _TASKS), ("dim", dim, DIMS)):
         if value not in known:
@@ -233,6 +216,8 @@ TEMPCOMPASS = DataSet(
     media=("[Tt]emp[Cc]ompass*/videos",),
     shared={"videos": ""},
 )
+
+main = pipeline(TEMPCOMPASS, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -23,30 +23,20 @@ Record: {"problem_id": "001-1", "problem": "What is shown first in the video?", 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import answered
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import called, list_of, named, text_of, texts_of, video_file
-from data_pipelines.engine.questions import answered
 
 _TEXTS = ("duration", "domain", "sub_category", "task_type")
 _SET = "[Vv]ideo*[Mm][Mm][Ee]"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(VIDEO_MME, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: a field is missing or of another type, ``bad_options`` or ``answer_not_in_options``.
-    """
+    """One row as a record."""
     video = called(row, "videoID")
     ids = {"question_id": called(row, "question_id"), "video_id": called(row, "video_id")}
     return {
@@ -78,6 +68,8 @@ VIDEO_MME = DataSet(
     media=(_SET, f"{_SET}/data"),
     shared=dict.fromkeys(("data", "videos", "video"), ""),
 )
+
+main = pipeline(VIDEO_MME, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -36,20 +36,17 @@ Record: {"problem_id": "Adaptation_validation_Math_2", "problem": "Which graph i
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.answers import answered, lettered, open_answer
+from data_pipelines.engine.command import pipeline
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import answer_text, called, named, published, text_of, texts_of, unusable, video_file
-from data_pipelines.engine.open_answers import open_answer
-from data_pipelines.engine.options import lettered
-from data_pipelines.engine.questions import answered
-from data_pipelines.engine.reading import files_beside, read_rows
 from vlm_pg.data.files import RecordPlace
-from vlm_pg.data.option_letters import have_letters
+from vlm_pg.data.gold import have_letters
 
 _TRACKS = ("Perception", "Comprehension", "Adaptation")
 _WITH_PICTURE = "Adaptation"
@@ -62,18 +59,8 @@ _TYPES = ("multiple-choice", "open", "None")
 _LONGEST_LIST = 20_000
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(VIDEO_MMMU, __doc__ or "", argv)
-
-
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record.
-
-    Raises:
-        SampleError: ``unknown_track``, ``unknown_question_type``, ``bad_options``, ``too_few_options``, or a field is
-            missing or of another type.
-    """
+    """One row as a record."""
     track, video = row["track"], called(row, "id")
     if track not in _TRACKS:
         allowed = f"Files of {', '.join(_TRACKS)}, which their names or their folders' say,"
@@ -165,6 +152,8 @@ VIDEO_MMMU = DataSet(
     media=(*_FOLDERS, *(f"*/{folder}" for folder in _FOLDERS)),
     shared={"videos": ""},
 )
+
+main = pipeline(VIDEO_MMMU, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -28,18 +28,12 @@ Record: {"problem_id": 2, "problem": "What appears on the screen in Russian duri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import named
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(VIDEO_R1, __doc__ or "", argv)
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
@@ -61,6 +55,8 @@ VIDEO_R1 = DataSet(
     media=(),
     by_name=False,
 )
+
+main = pipeline(VIDEO_R1, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -36,11 +36,10 @@ from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
-from data_pipelines.engine.command import prepare
+from data_pipelines.engine.answers import answered, check_removed_marks, split_options, without_sentences
+from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import answer_text, listed, named, published, text_of, unusable
-from data_pipelines.engine.options import split_options
-from data_pipelines.engine.questions import answered, check_removed_marks, without_sentences
 
 _INSTRUCTIONS = (
     "<image>",
@@ -78,17 +77,8 @@ _TRAINED, _EVALUATED = "VSI-590K", "VSI-Bench"
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the set, or do nothing if it is there already. Returns the exit code."""
-    return prepare(VSI, __doc__ or "", argv)
-
-
 def of_590k(row: Row, name: str) -> dict[str, Any]:
-    """One row of VSI-590K as a record.
-
-    Raises:
-        SampleError: it is not one question with one answer about one medium, or they do not fit its type.
-    """
+    """One row of VSI-590K as a record."""
     asked, answered = _turns(row["conversations"])
     text = text_of(asked, "value")
     kept = without_sentences(text, _INSTRUCTIONS)
@@ -111,11 +101,7 @@ def of_590k(row: Row, name: str) -> dict[str, Any]:
 
 
 def of_bench(row: Row, name: str) -> dict[str, Any]:
-    """One row of VSI-Bench as a record.
-
-    Raises:
-        SampleError: options or answer do not fit the type of its question.
-    """
+    """One row of VSI-Bench as a record."""
     category = text_of(row, "question_type")
     scene = answer_text(row, "scene_name")  # of ARKitScenes they are numbers
     return {
@@ -195,6 +181,8 @@ VSI = DataSet(
     spelt={_TRAINED: re.compile("(?i)vsi[-_]?590k.*"), _EVALUATED: re.compile("(?i)vsi[-_]?bench.*")},
     by_name=False,
 )
+
+main = pipeline(VSI, __doc__)
 
 if __name__ == "__main__":
     raise SystemExit(run(main))

@@ -415,6 +415,12 @@ def find_pipelines() -> dict[str, str]:
     pipelines = {}
     for path in sorted(path for folder in folders for path in Path(folder).glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+        if any("main" in _defined_names(node) for node in tree.body):
             pipelines[path.stem] = ast.get_docstring(tree) or ""
     return pipelines
+
+
+def _defined_names(statement: ast.stmt) -> list[str]:
+    """The names that a statement of a module defines as a function or by assignment."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return [getattr(statement, "name", ""), *(target.id for target in targets if isinstance(target, ast.Name))]

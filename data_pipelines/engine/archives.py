@@ -1,7 +1,7 @@
 """Archives of media unpacked beside themselves: whole, or refused with nothing written.
 
-An archive comes from somewhere else and says where its files go and how large they are. Only regular files with plain
-relative names are taken, and no more bytes than the limits allow, whatever the archive's own headers state.
+An archive is untrusted: it names the paths and sizes of its files. Only regular files with plain relative names are
+taken, and no more bytes than the limits allow, whatever the archive's headers state.
 """
 
 from __future__ import annotations
@@ -9,30 +9,45 @@ from __future__ import annotations
 import bz2
 import gzip
 import os
+import re
 import shutil
 import stat
 import tarfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from data_pipelines.engine.unpacked import is_unpacked, note_unpacked
 from vlm_pg.errors import ConfigError, printable
+from vlm_pg.files import replacing
 
-# Of xz a few bytes can ask for gigabytes of memory.
+# xz can need gigabytes of memory for a few bytes.
 _OPENERS: dict[str, Callable[..., Any]] = {".tar": open, ".tar.gz": gzip.open, ".tgz": gzip.open, ".tar.bz2": bz2.open}
 SUFFIXES = (*_OPENERS, ".zip")
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)
 _CHUNK = 1 << 20
-# Headers of tar are read at once, and say themselves how long they are.
-_LONGEST_READ = 4 << 20
-_MOST_PARTS, _LONGEST_NAME, _LONGEST_PATH = 32, 255, 1024
+# Headers of tar state their own length and are read at once.
+_MAX_READ = 4 << 20
+_MAX_PARTS, _MAX_NAME, _MAX_PATH = 32, 255, 1024
 _RESERVED = frozenset('<>:"|?*\\')
+# Archives that are not supported, and parts of archives.
+_KINDS = r"t?xz|t?zst|t?lz4|t?lzma|t?lz|tbz2?|gz|bz2|7z|rar"
+# split(1) counts aa, ab, ...; no further than fz, because "md" and "py" are other files.
+_COUNTS = r"(?:\d{1,4}|[a-f][a-z])"
+_UNSUPPORTED = re.compile(
+    rf".+\.(?:{_KINDS}|[rz]\d\d)"
+    rf"|.+\.(?:{_KINDS}|tar|tgz|zip)[._-]?(?:part)?[._-]?{_COUNTS}"
+    rf"|(?:.*[._-])?part[._-]?{_COUNTS}",
+    re.IGNORECASE,
+)
+_LISTED = 12
+# Name, stated size and how to read an entry; None of a folder.
+Entry = tuple[str, int, "Callable[[], IO[bytes]] | None"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +56,8 @@ class Limits:
 
     Args:
         files: entries, folders among them.
-        ratio: bytes unpacked for each byte packed; media are packed already, so more is made to fill a disk.
+        ratio: bytes unpacked for each byte packed; media are compressed already, so a larger ratio is an attack.
+        small_bytes: allowed for any archive.
         free_bytes: bytes that must stay free on the disk.
     """
 
@@ -51,9 +67,8 @@ class Limits:
     free_bytes: int = 1 << 30
 
     def most_bytes(self, archive: Path, folder: Path) -> int:
-        """How many bytes of an archive may be written into a folder."""
-        packed = archive.stat().st_size
-        allowed = max(self.small_bytes, int(packed * self.ratio))
+        """The most bytes that an archive may write into a folder."""
+        allowed = max(self.small_bytes, int(archive.stat().st_size * self.ratio))
         return max(0, min(allowed, shutil.disk_usage(folder).free - self.free_bytes))
 
 
@@ -62,19 +77,35 @@ class _Refused(Exception):
 
 
 def archives_below(folder: Path) -> list[Path]:
-    """All archives in a folder and its folders."""
-    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    """All archives in a folder and its subfolders."""
+    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     return sorted(path for path in found if path.name.lower().endswith(SUFFIXES) and not path.is_symlink())
 
 
-def unpack(archive: Path, limits: Limits = Limits(), tell: Callable[[str], None] = lambda line: None) -> int:
-    """Unpack an archive into the folder it lies in, unless that was done and all is there. Returns the number of files.
+def unsupported_below(folder: Path) -> list[Path]:
+    """Files in a folder and its subfolders with names of archives that are not unpacked: other kinds, and parts."""
+    found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if not path.name.lower().endswith(SUFFIXES)
+                  and _UNSUPPORTED.fullmatch(path.name))  # fmt: skip
 
-    Everything is written into a hidden folder first and moved when all of it is there, so a refused archive leaves
-    nothing, and a killed one is unpacked anew. Files that are there already with the same bytes are left as they are.
+
+def unsupported_message(others: list[Path]) -> str:
+    """The message about them."""
+    shown = ", ".join(printable(str(path), 300) for path in others[:_LISTED]) + (" ..." if others[_LISTED:] else "")
+    return (
+        f"Not unpacked: {shown}. Unpacked are {', '.join(SUFFIXES)}, each in one piece. Unpack others by hand, if what "
+        "is in them is not there yet; parts are joined first, as in cat x.tar.part_* > x.tar."
+    )
+
+
+def unpack(archive: Path, limits: Limits = Limits(), log: Callable[[str], None] = lambda line: None) -> int:
+    """Unpack an archive into its own folder, unless that was done and all files exist. Returns the number of files.
+
+    Everything is written into a hidden folder first and then moved, so a refused archive leaves nothing, and a killed
+    one is unpacked anew. Existing files with the same bytes are kept.
 
     Raises:
-        ConfigError: it is damaged, names what it must not, holds links or devices, is too large, or would replace a
+        ConfigError: it is damaged, has a forbidden name, holds links or devices, is too large, or would replace a
             file; with the entry.
     """
     folder = archive.parent
@@ -84,7 +115,7 @@ def unpack(archive: Path, limits: Limits = Limits(), tell: Callable[[str], None]
     shutil.rmtree(hidden, ignore_errors=True)
     hidden.mkdir()
     try:
-        tell(f"Unpacking {archive}")
+        log(f"Unpacking {archive}")
         names = _write_entries(archive, hidden, limits)
         _move(hidden, folder, names)
     except _Refused as why:
@@ -104,6 +135,35 @@ def unpack(archive: Path, limits: Limits = Limits(), tell: Callable[[str], None]
     return len(names)
 
 
+def is_unpacked(archive: Path) -> bool:
+    """Whether the archive was unpacked in its present state, and all of its files exist with their sizes."""
+    try:
+        with _note(archive).open(encoding="utf-8", newline="\n") as lines:
+            if next(lines, "") != _state(archive):
+                return False
+            files = (line.rstrip("\n").partition(" ") for line in lines)
+            return all((archive.parent / name).stat().st_size == int(size) for size, _, name in files)
+    except (OSError, ValueError):  # a file is gone; there is no note, or another file in its place
+        return False
+
+
+def note_unpacked(archive: Path, names: Iterable[PurePosixPath]) -> None:
+    """Write the note beside an archive: its state, and its files, below its folder, with their sizes."""
+    with replacing(_note(archive), durable=False) as file:
+        file.write(_state(archive).encode())
+        for name in names:
+            file.write(f"{(archive.parent / name).stat().st_size} {name}\n".encode())
+
+
+def _note(archive: Path) -> Path:
+    return archive.with_name(f".{archive.name}.unpacked")
+
+
+def _state(archive: Path) -> str:
+    found = archive.stat()
+    return f"{found.st_size} {found.st_mtime_ns}\n"
+
+
 def _write_entries(archive: Path, into: Path, limits: Limits) -> list[PurePosixPath]:
     left = limits.most_bytes(archive, into)
     names: dict[str, PurePosixPath] = {}
@@ -115,20 +175,24 @@ def _write_entries(archive: Path, into: Path, limits: Limits) -> list[PurePosixP
             continue  # the archive's own root
         path = _checked(name)
         if open_entry is None:
-            continue  # a folder: those that are needed are made
-        # On some disks "A.mp4" and "a.mp4" are one file.
-        same = unicodedata.normalize("NFC", str(path)).casefold()
-        if same in names:
+            continue  # folders of files are made below
+        key = _case_key(path)
+        if key in names:
             raise _Refused(f"it has two entries named '{_shown(name)}'")
-        names[same] = path
+        names[key] = path
         if stated > left:
             raise _Refused(f"its files are larger than {limits.most_bytes(archive, into):,} bytes")
         with open_entry() as source:
             left -= _copy(source, into / path, min(left, stated), name)
     for path in names.values():
-        if any(unicodedata.normalize("NFC", str(parent)).casefold() in names for parent in path.parents):
+        if any(_case_key(parent) in names for parent in path.parents):
             raise _Refused(f"'{_shown(str(path))}' lies in what is a file")
     return list(names.values())
+
+
+def _case_key(path: PurePosixPath) -> str:
+    """On some disks "A.mp4" and "a.mp4" are one file."""
+    return unicodedata.normalize("NFC", str(path)).casefold()
 
 
 def _copy(source: IO[bytes], path: Path, most: int, name: str) -> int:
@@ -167,57 +231,38 @@ def _same(one: Path, other: Path) -> bool:
     if not other.is_file() or one.stat().st_size != other.stat().st_size:
         return False
     with one.open("rb") as left, other.open("rb") as right:
-        while chunk := left.read(_CHUNK):
-            if chunk != right.read(_CHUNK):
-                return False
-    return True
-
-
-Entry = tuple[str, int, "Callable[[], IO[bytes]] | None"]
+        return all(chunk == right.read(_CHUNK) for chunk in iter(partial(left.read, _CHUNK), b""))
 
 
 def _tar_entries(archive: Path) -> Iterator[Entry]:
-    """Name, stated size and how to read it of each entry, as they come."""
     opener = next(_OPENERS[suffix] for suffix in _OPENERS if archive.name.lower().endswith(suffix))
     with opener(archive, "rb") as packed:
         guarded: Any = _Guarded(packed)
-        with tarfile.open(fileobj=guarded, mode="r:") as file:
-            yield from _entries_of(file)
-
-
-def _entries_of(file: Any) -> Iterator[Entry]:
-    for entry in file:
-        if entry.isdir():
-            yield entry.name, 0, None
-            continue
-        if not entry.isreg() or entry.issparse():
-            raise _Refused(f"'{_shown(entry.name)}' is {_kind(entry)}")
-
-        def open_entry(entry: tarfile.TarInfo = entry) -> IO[bytes]:
-            found = file.extractfile(entry)
-            assert found is not None  # it is a regular file
-            return found
-
-        yield entry.name, entry.size, open_entry
-        file.members = []  # it would remember every entry
+        with tarfile.open(fileobj=guarded, mode="r:") as opened:
+            file: Any = opened  # typeshed does not know its list of members
+            for entry in file:
+                if entry.isdir():
+                    yield entry.name, 0, None
+                    continue
+                if entry.issym() or entry.islnk():
+                    raise _Refused(f"'{_shown(entry.name)}' is a link to '{_shown(entry.linkname)}'")
+                if not entry.isreg() or entry.issparse():
+                    kind = "a sparse file" if entry.issparse() else "a device, a pipe or of an unknown kind"
+                    raise _Refused(f"'{_shown(entry.name)}' is {kind}")
+                yield entry.name, entry.size, partial(file.extractfile, entry)
+                file.members = []  # it would remember every entry
 
 
 class _Guarded:
-    """A file of which nobody reads much at once. ``file``: the archive without its compression."""
+    """A file that refuses to read much at once. ``file``: the decompressed archive."""
 
     def __init__(self, file: IO[bytes]):
         self.seek, self.tell, self._file = file.seek, file.tell, file
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= _LONGEST_READ:
+        if not 0 <= size <= _MAX_READ:
             raise _Refused(f"it has a header of {size:,} bytes")
         return self._file.read(size)
-
-
-def _kind(entry: tarfile.TarInfo) -> str:
-    if entry.issym() or entry.islnk():
-        return f"a link to '{_shown(entry.linkname)}'"
-    return "a sparse file" if entry.issparse() else "a device, a pipe or of an unknown kind"
 
 
 def _zip_entries(archive: Path) -> Iterator[Entry]:
@@ -234,47 +279,34 @@ def _zip_entries(archive: Path) -> Iterator[Entry]:
                 raise _Refused(f"'{_shown(one.filename)}' is packed by method {one.compress_type}")
             if one.flag_bits & 1:
                 raise _Refused(f"'{_shown(one.filename)}' is encrypted")
-            # zipfile cuts a name at a NUL and turns backslashes round: what is written is judged.
+            # zipfile cuts a name at a NUL and replaces backslashes: the name that is written is checked.
             if one.orig_filename != one.filename:
                 raise _Refused(f"'{_shown(one.orig_filename)}' is no plain name")
-            if one.is_dir():
-                yield one.filename, 0, None
-                continue
-
-            def open_entry(one: zipfile.ZipInfo = one) -> IO[bytes]:
-                return file.open(one)
-
-            yield one.filename, one.file_size, open_entry
+            yield one.filename, 0 if one.is_dir() else one.file_size, None if one.is_dir() else partial(file.open, one)
 
 
 def _checked(name: str) -> PurePosixPath:
-    """The path that a name means, below any folder."""
+    """The path of an entry's name, below any folder."""
     plain = name.removeprefix("./").rstrip("/")
     parts = plain.split("/")
+    is_hidden = [part.startswith(".") and part != ".DS_Store" and not part.startswith("._") for part in parts]
+    control = any(unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp") for sign in name)
     faults: list[tuple[bool, str]] = [
         (name.startswith("/"), "is absolute"),
         (".." in parts, "leaves its folder"),
         ("" in parts or "." in parts, "has empty parts"),
         (any(sign in _RESERVED for sign in name), "has signs that are more than a name on some system"),
-        (not _is_plain_text(name), "has control characters or is no Unicode"),
+        (control, "has control characters or is no Unicode"),
         (any(part != part.strip() or part.endswith(".") for part in parts), "has parts with a space or dot at an end"),
-        (any(part.startswith(".") and not _is_of_macos(part) for part in parts), "is hidden"),
-        (len(parts) > _MOST_PARTS, f"is deeper than {_MOST_PARTS} folders"),
-        (any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in parts), "has a part that is too long"),
-        (len(plain.encode(errors="replace")) > _LONGEST_PATH, "is too long"),
+        (any(is_hidden), "is hidden"),
+        (len(parts) > _MAX_PARTS, f"is deeper than {_MAX_PARTS} folders"),
+        (any(len(part.encode(errors="replace")) > _MAX_NAME for part in parts), "has a part that is too long"),
+        (len(plain.encode(errors="replace")) > _MAX_PATH, "is too long"),
     ]
     for is_so, what in faults:
         if is_so:
             raise _Refused(f"the name '{_shown(name)}' {what}")
     return PurePosixPath(plain)
-
-
-def _is_of_macos(part: str) -> bool:
-    return part == ".DS_Store" or part.startswith("._")
-
-
-def _is_plain_text(name: str) -> bool:
-    return not any(unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp") for sign in name)
 
 
 def _shown(name: Any) -> str:

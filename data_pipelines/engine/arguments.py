@@ -1,4 +1,4 @@
-"""What every pipeline's command takes."""
+"""The arguments of every pipeline's command."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipelines.engine.archives import archives_below, unpack
-from data_pipelines.engine.assembling import Format
+from data_pipelines.engine.annotation_files import Recognized, find_files, refuse_inside
+from data_pipelines.engine.archives import archives_below, unpack, unsupported_below, unsupported_message
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.discovering import Recognised, annotation_files
-from data_pipelines.engine.guarding import refuse_inside
 from data_pipelines.engine.judging import DATA_TYPES
-from data_pipelines.engine.other_archives import others_below, told
+from data_pipelines.engine.splits import Format
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import ANSWER_KINDS
 
@@ -46,7 +44,7 @@ class Arguments:
     media: list[str]
     patch: int
     overwrite: bool
-    unread: list[Recognised]
+    unread: list[Recognized]
 
 
 def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arguments:
@@ -67,10 +65,10 @@ def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arg
         refuse_inside(given.out, [given.folder])
         if given.unpack:
             for archive in archives_below(given.folder):
-                unpack(archive, tell=print)
-            if others := others_below(given.folder):
-                print(told(others))
-        found, given.unread = annotation_files(dataset, given.folder)
+                unpack(archive, log=print)
+            if others := unsupported_below(given.folder):
+                print(unsupported_message(others))
+        found, given.unread = find_files(dataset, given.folder)
         given.train, given.eval = list(found["train"]), list(found["eval"])
     if not given.train and not given.eval:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Small readers of rows that several pipelines need."""
+"""Readers of row fields: each returns a value of the expected type or refuses the row with a reason."""
 
 from __future__ import annotations
 
@@ -10,35 +10,40 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any
 
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.errors import SampleError, printable
 from vlm_pg.media.paths import EXTENSIONS
 
 _WHOLE = re.compile(r"[-+]?[0-9]{1,15}(?:\.0{0,9})?")
 
 
+def unusable(reason: str, came: str, allowed: str) -> SampleError:
+    """The refusal of a row: "CAME. ALLOWED is expected. Correct the row, or remove it."."""
+    return SampleError(reason, f"{printable(came, 400)}. {allowed} is expected. Correct the row, or remove it.")
+
+
 def first_of(row: Mapping[str, Any], *names: str) -> Any:
-    """The value of the first of these fields that the row has, and that is not empty; None without one."""
+    """The first of these fields that is present and not empty; None without one."""
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 
 
 def plain_number(value: Any) -> str:
-    """A value as text; a whole number that a table holds as a fraction (142.0) without its point."""
+    """A value as text; a whole number that a table stores as a float (142.0) without its point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def published(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Those of these fields that say something, as the row has them, for a record's ``details``.
+    """Those of these fields that are not empty, for a record's ``details``.
 
-    A table has every field in every row, JSON only those that are there: what is empty counts as not there, so that
-    both forms of a set give equal details. published({"unit": None, "grade": "4"}, "unit", "grade") == {"grade": "4"}
+    A table has every field in every row, JSON only those that are set: dropping empty ones gives both forms of a set
+    equal details. published({"unit": None, "grade": "4"}, "unit", "grade") == {"grade": "4"}
     """
     empty: tuple[Any, ...] = (None, "", [], {})
     return {name: row[name] for name in names if name in row and row[name] not in empty}
 
 
 def answer_text(row: Mapping[str, Any], *names: str) -> str:
-    """The first of these fields that the row has, a text or a number, as text without space around it.
+    """The first of these fields that is present, a text or a number, as stripped text.
 
     Raises:
         SampleError: ``no_gold_answer``, ``wrong_type`` or ``unreadable_value``.
@@ -68,7 +73,7 @@ def whole_number(row: Mapping[str, Any], *names: str) -> str:
 
 
 def text_of(row: Mapping[str, Any], *names: str) -> str:
-    """The text of the first of these fields that the row has.
+    """The text of the first of these fields that is present.
 
     Raises:
         SampleError: ``missing_field``, ``wrong_type`` or ``unreadable_value``.
@@ -85,11 +90,7 @@ def text_of(row: Mapping[str, Any], *names: str) -> str:
 
 
 def called(row: Mapping[str, Any], *names: str) -> str:
-    """The first of these fields as a name: text, or a whole number as text, without spaces around.
-
-    Raises:
-        SampleError: as ``text_of``.
-    """
+    """The first of these fields as a name: stripped text, or a whole number as text. Raises as ``text_of``."""
     value = first_of(row, *names)
     if isinstance(value, numbers.Real) and plain_number(value).lstrip("-").isdigit():
         return plain_number(value)
@@ -100,7 +101,7 @@ def called(row: Mapping[str, Any], *names: str) -> str:
 
 
 def number_of(row: Mapping[str, Any], name: str) -> float:
-    """A field that is a finite number.
+    """A finite number.
 
     Raises:
         SampleError: ``missing_field`` or ``wrong_type``.
@@ -116,7 +117,7 @@ def number_of(row: Mapping[str, Any], name: str) -> float:
 
 
 def list_of(row: Mapping[str, Any], name: str) -> list[Any]:
-    """A field that is a list, as ``listed`` takes it.
+    """A list, also one stored field by field (``listed``).
 
     Raises:
         SampleError: ``missing_field``, ``wrong_type`` or ``uneven_lists``.
@@ -130,29 +131,27 @@ def list_of(row: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def listed(value: Any, what: str) -> Any:
-    """A list of objects that tables hold field by field, as ``datasets`` does with a Sequence of objects; other values
-    stay as they are.
+    """A list of objects that a table stores field by field (``datasets``' Sequence of objects); others unchanged.
 
     listed({"from": ["human", "gpt"], "value": ["Who?", "I."]}, "it")[1] == {"from": "gpt", "value": "I."}
 
     Args:
-        value: what may be one.
-        what: messages call it so.
+        what: name of the value in messages.
 
     Raises:
-        SampleError: ``uneven_lists``: its lists are not equally long.
+        SampleError: ``uneven_lists``: its lists differ in length.
     """
     if not isinstance(value, Mapping) or not value or not all(isinstance(one, list) for one in value.values()):
         return value
     lengths = {name: len(one) for name, one in value.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{length} of '{name}'" for name, length in lengths.items())
-        raise unusable("uneven_lists", f"{what} holds lists of {told}", "As many of each field")
+        shown = ", ".join(f"{length} of '{name}'" for name, length in lengths.items())
+        raise unusable("uneven_lists", f"{what} holds lists of {shown}", "As many of each field")
     return [dict(zip(value, one, strict=True)) for one in zip(*value.values(), strict=True)]
 
 
 def object_of(value: Any, what: str) -> Mapping[str, Any]:
-    """A value that is an object with named fields; messages call it ``what``.
+    """A value that is an object with named fields, called ``what`` in messages.
 
     Raises:
         SampleError: ``wrong_type``.
@@ -163,7 +162,7 @@ def object_of(value: Any, what: str) -> Mapping[str, Any]:
 
 
 def texts_of(values: Sequence[Any], what: str) -> list[str]:
-    """Values that are texts, without spaces around; messages call them ``what``.
+    """Values that are texts, stripped; called ``what`` in messages.
 
     Raises:
         SampleError: ``wrong_type``.
@@ -177,7 +176,7 @@ def texts_of(values: Sequence[Any], what: str) -> list[str]:
 def named(*fields: str) -> Callable[[Mapping[str, Any], str], list[tuple[str, Mapping[str, Any]]]]:
     """``Form.questions`` of rows that are one question with an id: named("video", "qid") calls one "4010069381_6".
 
-    A row without the id keeps the name it is given.
+    A row without the id keeps its default name.
     """
 
     def questions(row: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -192,15 +191,12 @@ def named(*fields: str) -> Callable[[Mapping[str, Any], str], list[tuple[str, Ma
 def listed_questions(
     row: Mapping[str, Any], name: str, listed: str, own_id: str, prefix: str, **shared: Any
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The questions that a row lists, each with a name: {"asked": the question} and what they share.
+    """The questions in a list of the row, each with a name: {"asked": the question} and the ``shared`` fields.
 
     Args:
-        row: the row.
-        name: its name.
-        listed: its field with the list.
-        own_id: the questions' field with an id, which restarts in each row; without one they are numbered.
-        prefix: what sets the ids of one row apart from another's: its video.
-        shared: fields of all of them.
+        listed: field of the row with the list.
+        own_id: id field of a question, which restarts in each row; without one questions are numbered.
+        prefix: makes the ids of one row unique: its video.
 
     Raises:
         SampleError: the row has no such list.
@@ -214,10 +210,5 @@ def listed_questions(
 
 
 def video_file(name: str) -> str:
-    """The file name of a video that rows may call by its name alone: video_file("3MSZA") == "3MSZA.mp4"."""
+    """The file name of a video that rows may call by its stem: video_file("3MSZA") == "3MSZA.mp4"."""
     return name if PurePosixPath(name).suffix.lower() in EXTENSIONS["video"] else f"{name}.mp4"
-
-
-def unusable(reason: str, came: str, allowed: str) -> SampleError:
-    """The refusal of a row: "CAME. ALLOWED is expected. Correct the row, or remove it."."""
-    return SampleError(reason, f"{printable(came, 400)}. {allowed} is expected. Correct the row, or remove it.")

@@ -1,37 +1,45 @@
-"""What becomes of some rows, in a process of its own: samples, refusals, what filters leave out."""
+"""Rows to verdicts: samples, refusals and rows that filters skip; in several processes where there are many."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_pipelines.common import gold_faults
 from data_pipelines.engine.dataset import DataSet, Split
-from data_pipelines.engine.finding import Found, MediaFinder
-from data_pipelines.engine.missing import REASON, Missing
-from data_pipelines.engine.rows import LeftOut, RowReader
-from data_pipelines.media_store import MediaStore
-from vlm_pg.data.files import RecordPlace
-from vlm_pg.data.folders import root_of
-from vlm_pg.data.sameness import path_key, text_key
+from data_pipelines.engine.media_finder import MISSING_MEDIA, Found, MediaFinder, MissingMedia
+from data_pipelines.engine.rows import MediaStore, RowReader, SkippedRow
+from vlm_pg.data.dedup import path_key, text_key
+from vlm_pg.data.files import RecordPlace, root_of
 from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import resolve
+from vlm_pg.processes import outlive_signals
+from vlm_pg.progress import Bar
 from vlm_pg.rewards import Rewarder, RewardSettings
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import BadSample, Sample
 
-if TYPE_CHECKING:  # it imports torch
-    from vlm_pg.media.probe import MediaFacts
+if TYPE_CHECKING:
+    from data_pipelines.engine.resume import Spool
+    from vlm_pg.media.probe import MediaFacts  # it imports torch
 
 DATA_TYPES = ("image", "video", "mixed", "text")
+PART_ROWS = 256
+# Fewer are judged before processes have started.
+_FEW_PARTS = 8
 
 
 @dataclass(frozen=True)
 class Source:
-    """One annotation file: which of the data set's forms it is of, what its rows are named after, its split."""
+    """One annotation file: index of its form, prefix of its rows' names, and split."""
 
     path: Path
     form: int
@@ -41,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of one file, which are judged together. ``number`` counts the parts of all files from 0."""
+    """Rows of one file that are judged together. ``number`` counts the parts of all files from 0."""
 
     number: int
     source: Source
@@ -50,17 +58,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one question: one of ``sample``, ``refused`` and ``left_out`` (why) is there.
+    """The outcome of one question: one of ``sample``, ``refused`` and ``skipped`` (the reason) is set.
 
-    ``keys``: what must not be in training and evaluation, of questions that were read, refused ones too: their media's
-    paths, or without media the question. ``facts``: of a sample's media, once they were looked at. ``found``: where its
-    media lay, and what was asked for.
+    ``keys``: what training and evaluation must not share, of all questions that were parsed, refused ones too: paths of
+    media, or without media the question. ``facts``: of a sample's media, once they were probed. ``found``: results of
+    the media finder.
     """
 
     split: Split
     sample: Sample | None = None
     refused: BadSample | None = None
-    left_out: str = ""
+    skipped: str = ""
     keys: tuple[str, ...] = ()
     facts: tuple[MediaFacts, ...] = ()
     found: tuple[Found, ...] = ()
@@ -68,14 +76,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rules:
-    """By which questions are judged.
+    """How questions are judged.
 
     Args:
-        recipe: where the data set's description is found, ``module:NAME``, and arguments where that is a function.
+        recipe: where processes find the data set's description: ``module:NAME``, and arguments of a function.
         media_root: folder of the media; None for a set without.
-        check_media: look whether they are there.
-        data_types, answer_kinds, sources: what is kept; empty ``sources``: all.
-        only_folder: the one folder that all rows' media are in; see ``MediaFinder``.
+        check_media: check that they exist.
+        data_types, answer_kinds, sources: filters; empty ``sources``: all.
+        only_folder: see ``MediaFinder``.
     """
 
     recipe: tuple[str, tuple[Any, ...]]
@@ -88,21 +96,21 @@ class Rules:
 
 
 def dataset_of(recipe: tuple[str, tuple[Any, ...]]) -> DataSet:
-    """The description that a recipe leads to."""
-    place, arguments = recipe
-    module, _, name = place.partition(":")
+    """The description that a recipe names."""
+    path, arguments = recipe
+    module, _, name = path.partition(":")
     found = getattr(importlib.import_module(module), name)
     return found if isinstance(found, DataSet) else found(*arguments)
 
 
 class Judge:
-    """Judges parts, one after the other. Use it as a context manager."""
+    """Judges parts one after the other; a context manager."""
 
     def __init__(self, rules: Rules):
         self._rules, self._dataset = rules, dataset_of(rules.recipe)
         root = rules.media_root
         self._finder = None if root is None else MediaFinder(root, self._dataset, rules.only_folder)
-        self._missing = None if root is None else Missing(root, self._dataset, rules.only_folder)
+        self._missing = None if self._finder is None else MissingMedia(self._finder)
         self._store = None if root is None else MediaStore(root)
         self._rewarder = Rewarder(RewardSettings(checker=CheckerSettings(workers=1)))
 
@@ -114,53 +122,40 @@ class Judge:
         self._rewarder.__exit__(*error)
 
     def judge(self, part: Part) -> list[Verdict]:
-        """What becomes of each question of a part, in order."""
-        source = part.source
-        reader = RowReader(self._dataset.forms[source.form], self._finder, self._store, root_of(source.path))
-        found: list[Verdict] = []
-        finder = self._finder
+        """The outcome of each question of a part, in order."""
+        source, finder = part.source, self._finder
+        reader = RowReader(self._dataset.forms[source.form], finder, self._store, root_of(source.path))
+        verdicts: list[Verdict] = []
         if finder is not None:
-            finder.asked.clear()
+            finder.queries.clear()
         for place, row in part.rows:
             for one in reader.samples(row, f"{source.name}-{place.key}", place.within(source.path)):
-                verdict = self._read(source.split, one)
-                found.append(verdict if finder is None else replace(verdict, found=finder.latest()))
-        return self._checked(found)
-
-    def _read(self, split: Split, one: Sample | BadSample | LeftOut) -> Verdict:
-        """What is known of a question before it is checked."""
-        if isinstance(one, BadSample):
-            return Verdict(split, refused=one)
-        if left_out := one.why if isinstance(one, LeftOut) else self._filtered_by(one):
-            return Verdict(split, left_out=left_out)
-        assert isinstance(one, Sample)
-        return Verdict(split, sample=one, keys=split_keys(one))
-
-    def _filtered_by(self, sample: Sample) -> str:
-        """The filter that leaves a sample out. Filters come first: what nobody asked for need not be right."""
-        if data_type(sample) not in self._rules.data_types:
-            return f"data type {data_type(sample)}"
-        if sample.answer_kind not in self._rules.answer_kinds:
-            return f"answer kind {sample.answer_kind}"
-        if self._rules.sources and sample.source not in self._rules.sources:
-            return f"source {sample.source}"
-        return ""
-
-    def _checked(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+                verdict = self._parsed(source.split, one)
+                verdicts.append(verdict if finder is None else replace(verdict, found=finder.take_found()))
         samples = [one.sample for one in verdicts if one.sample is not None]
         faults = iter(gold_faults(samples, self._rewarder))
-        checked = []
-        for one in verdicts:
-            if one.sample is None:
-                checked.append(one)
-                continue
-            gold_fault = next(faults)
-            fault = self._media_fault(one.sample) or gold_fault
-            if fault is not None:
-                bad = BadSample(one.sample.sample_id, fault.reason, str(fault), one.sample.where)
-                one = replace(one, sample=None, refused=bad)
-            checked.append(one)
-        return checked
+        return [one if one.sample is None else self._checked(one, one.sample, next(faults)) for one in verdicts]
+
+    def _parsed(self, split: Split, one: Sample | BadSample | SkippedRow) -> Verdict:
+        if isinstance(one, BadSample):
+            return Verdict(split, refused=one)
+        if isinstance(one, SkippedRow):
+            return Verdict(split, skipped=one.reason)
+        # Filters come first: questions that are filtered out need not be right.
+        if data_type(one) not in self._rules.data_types:
+            return Verdict(split, skipped=f"data type {data_type(one)}")
+        if one.answer_kind not in self._rules.answer_kinds:
+            return Verdict(split, skipped=f"answer kind {one.answer_kind}")
+        if self._rules.sources and one.source not in self._rules.sources:
+            return Verdict(split, skipped=f"source {one.source}")
+        return Verdict(split, sample=one, keys=split_keys(one))
+
+    def _checked(self, verdict: Verdict, sample: Sample, gold_fault: SampleError | None) -> Verdict:
+        fault = self._media_fault(sample) or gold_fault
+        if fault is None:
+            return verdict
+        bad = BadSample(sample.sample_id, fault.reason, str(fault), sample.where)
+        return replace(verdict, sample=None, refused=bad)
 
     def _media_fault(self, sample: Sample) -> SampleError | None:
         root = self._rules.media_root
@@ -170,15 +165,11 @@ class Judge:
             try:
                 resolve(ref, root)
             except SampleError as fault:
-                return self._explained(fault, ref.path)
+                if fault.reason != MISSING_MEDIA or self._finder is None or ref.path not in self._finder.queries:
+                    return fault
+                assert self._missing is not None
+                return self._missing.fault(ref.path)
         return None
-
-    def _explained(self, fault: SampleError, path: str) -> SampleError:
-        """A medium's fault, with where it was looked for if it is not there."""
-        finder, missing = self._finder, self._missing
-        if fault.reason != REASON or finder is None or missing is None or path not in finder.asked:
-            return fault
-        return missing.fault(path, finder.asked[path], finder.looked_in())
 
 
 def data_type(sample: Sample) -> str:
@@ -188,5 +179,97 @@ def data_type(sample: Sample) -> str:
 
 
 def split_keys(sample: Sample) -> tuple[str, ...]:
-    """What must not be in both splits: the media, or without media the question itself, however they are spelled."""
+    """What must not be in both splits, in normalized spelling: the media, or without media the question."""
     return tuple(path_key(ref.path) for ref in sample.media) or (text_key(sample.question),)
+
+
+def parts_of(sources: Sequence[Source], dataset: DataSet) -> Iterator[Part]:
+    """The rows of all files in runs of ``PART_ROWS``, whatever the number of processes."""
+    number = 0
+    for source in sources:
+        rows = dataset.forms[source.form].rows(source.path)
+        while some := list(islice(rows, PART_ROWS)):
+            yield Part(number, source, some)
+            number += 1
+
+
+def judge_all(
+    sources: Sequence[Source], dataset: DataSet, rules: Rules, spool: Spool, total_rows: int, workers: int
+) -> int:
+    """Judge the parts that the spool lacks. Returns the number of all parts.
+
+    Args:
+        total_rows: of all files, for the progress bar.
+        workers: processes; at most one: this one.
+
+    Raises:
+        ConfigError: an annotation file cannot be read, or media cannot be written.
+        BrokenProcessPool: a process was killed.
+    """
+    count = 0
+    with Bar("Checking records", total_rows) as bar:
+
+        def missing() -> Iterator[Part]:
+            nonlocal count
+            for part in parts_of(sources, dataset):
+                count += 1
+                if spool.has(part.number, len(part.rows)):
+                    bar.advance(len(part.rows), redone=False)
+                else:
+                    yield part
+
+        def keep(part: Part, verdicts: list[Verdict]) -> None:
+            spool.write(part.number, len(part.rows), verdicts)
+            bar.advance(len(part.rows))
+
+        if workers > 1 and total_rows > _FEW_PARTS * PART_ROWS:
+            _judge_in_processes(missing(), rules, workers, keep)
+        else:
+            with Judge(rules) as judge:
+                for part in missing():
+                    keep(part, judge.judge(part))
+    return count
+
+
+def _judge_in_processes(
+    parts: Iterator[Part], rules: Rules, workers: int, keep: Callable[[Part, list[Verdict]], None]
+) -> None:
+    """Only as many parts are read ahead as keep all processes busy."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (rules,)) as pool:
+        waiting: dict[Future[list[Verdict]], Part] = {}
+        try:
+            while True:
+                for part in islice(parts, 2 * workers - len(waiting)):
+                    waiting[pool.submit(_judge_in_worker, part)] = part
+                if not waiting:
+                    return
+                for done in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    keep(waiting.pop(done), done.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+_worker_judge: Judge | None = None
+
+
+def _start_worker(rules: Rules) -> None:
+    """Ctrl-C is for the parent; a worker ends with it."""
+    global _worker_judge
+    outlive_signals()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _worker_judge = Judge(rules).__enter__()
+
+
+def _end_with_parent() -> None:
+    """The pool's own queue would wait forever: its workers hold both of its ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _judge_in_worker(part: Part) -> list[Verdict]:
+    assert _worker_judge is not None
+    return _worker_judge.judge(part)

@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 import vlm_pg.training.main as training
-from vlm_pg.cache.places import places
+from vlm_pg.cache.eviction import places
 from vlm_pg.config import load_config
 from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
 from vlm_pg.models.family import Family

@@ -15,7 +15,7 @@ import pytest
 from tests.support.processes import ModuleProcess
 from tests.support.small_run import small_run
 from tests.support.watch import descendants
-from vlm_pg.cache.places import places
+from vlm_pg.cache.eviction import places
 from vlm_pg.cache.store import MARK
 
 # The frames and the visual features of the small run's clips, for training and evaluation.

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.support.processes import ModuleProcess
 from tests.support.runs import read_lines, run_cli
 from tests.support.small_run import STEPS, small_run
-from vlm_pg.cache.places import places
+from vlm_pg.cache.eviction import places
 
 WEIGHTS = f"checkpoints/step-{STEPS:06d}/model.safetensors"
 

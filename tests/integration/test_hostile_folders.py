@@ -23,7 +23,7 @@ READER = """
 import json, resource, sys
 from pathlib import Path
 from vlm_pg.data.files import read_raw
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.errors import ConfigError
 import datasets  # its own memory is not the files'
 folder, names = Path(sys.argv[1]), sys.argv[2:]

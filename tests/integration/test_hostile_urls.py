@@ -21,7 +21,7 @@ import pytest
 from tests.support.odd_servers import Server, answers
 from tests.support.url_strings import ALLOWED, NAMES, SECRET, allowed_connections, look_up, url
 from tests.support.watch import Connections, own_descriptors
-from vlm_pg.cache.places import places
+from vlm_pg.cache.eviction import places
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import SampleError
 from vlm_pg.media import remote

@@ -20,7 +20,7 @@ import pytest
 from tests.support.processes import ModuleProcess
 from tests.support.runs import ROOT, read_lines, save_tiny_model, write_config
 from tests.support.watch import descriptors, memory_bytes
-from vlm_pg.cache.places import places
+from vlm_pg.cache.eviction import places
 
 MARK = "VLM_PG_TEST_OF_FAULTS"
 REASONS = {

@@ -13,7 +13,7 @@ from tests.integration.test_deepspeed import deepspeed_config
 from tests.support.processes import launch_ranks
 from tests.support.runs import read_lines, run_cli, save_tiny_model
 from tests.support.small_run import small_run
-from vlm_pg.cache.places import places
+from vlm_pg.cache.eviction import places
 
 WEIGHTS = "checkpoints/step-000002/model.safetensors"
 # What a run took, which is not what it computed.

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vlm_pg.cache.entry_file import Entry, serialized
-from vlm_pg.cache.places import places
-from vlm_pg.cache.store import Store, key_of
+from vlm_pg.cache.eviction import places
+from vlm_pg.cache.store import Entry, Store, key_of, serialized
 
 BYTES = 1000
 DAY = 24 * 3600.0

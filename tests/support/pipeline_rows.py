@@ -10,14 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from data_pipelines.engine.annotation_files import find_files
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.discovering import annotation_files
-from data_pipelines.engine.finding import MediaFinder
-from data_pipelines.engine.rows import LeftOut, RowReader, form_of, row_names
-from data_pipelines.media_store import MediaStore
-from vlm_pg.data.folders import root_of
+from data_pipelines.engine.media_finder import MediaFinder
+from data_pipelines.engine.rows import MediaStore, RowReader, SkippedRow, form_of, row_names
+from vlm_pg.data.fields import Unreadable
+from vlm_pg.data.files import root_of
 from vlm_pg.data.records import parse_record
-from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.types import BadSample, Sample
 
 Outcomes = Sequence[Sample | BadSample]
@@ -40,7 +39,7 @@ def outcomes(dataset: DataSet, *paths: Path, root: Path | None = None) -> list[S
         reader = RowReader(form, finder, None if root is None else MediaStore(root), root_of(path))
         for place, row in form.rows(path):
             results = reader.samples(row, f"{names[path]}-{place.key}", place.within(path))
-            found += [one for one in results if not isinstance(one, LeftOut)]
+            found += [one for one in results if not isinstance(one, SkippedRow)]
     return found
 
 
@@ -77,14 +76,14 @@ def reasons_of(found: Outcomes) -> dict[str, str]:
 
 def annotations(dataset: DataSet, folder: Path) -> dict[str, list[str]]:
     """The annotation files of each split in a folder, relative to it."""
-    found, _ = annotation_files(dataset, folder)
+    found, _ = find_files(dataset, folder)
     return {split: [path.relative_to(folder).as_posix() for path in files] for split, files in found.items()}
 
 
 def one_row(dataset: DataSet, row: Any, form: int = 0) -> list[Sample | BadSample]:
     """What becomes of a row of one of the forms."""
     results = RowReader(dataset.forms[form]).samples(row, "rows-1", "rows.jsonl:1")
-    return [one for one in results if not isinstance(one, LeftOut)]
+    return [one for one in results if not isinstance(one, SkippedRow)]
 
 
 def example(module: ModuleType) -> Sample:

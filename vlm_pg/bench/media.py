@@ -30,7 +30,7 @@ import numpy as np
 
 from vlm_pg.bench.results import describe_machine
 from vlm_pg.config import RunConfig, load_config
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import write_json_atomic
 from vlm_pg.types import DecodedMedia, MediaRef

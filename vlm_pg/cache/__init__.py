@@ -1,1 +1,1 @@
-"""What was computed once and need not be again: sampled frames and outputs of a frozen tower, kept on disk."""
+"""Disk cache of sampled frames and of outputs of a frozen vision tower."""

@@ -1,4 +1,4 @@
-"""``vlm-pg cache``: what a cache holds, whether all of it is whole, and making it smaller."""
+"""``vlm-pg cache``: statistics, verification and pruning of a cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from vlm_pg.cache.places import places, verify
-from vlm_pg.cache.room import prune
-from vlm_pg.cache.store import MARK, open_folder
+from vlm_pg.cache.eviction import places, prune
+from vlm_pg.cache.store import MARK, open_folder, verify
 from vlm_pg.errors import ConfigError, printable
 
 _GIB = 2**30
@@ -31,7 +30,7 @@ def print_stats(folder: Path) -> None:
 
 
 def print_verified(folder: Path) -> int:
-    """Read every entry, remove the damaged ones, and tell. Returns how many were damaged."""
+    """Read every entry and remove the damaged ones. Returns their number."""
     _check(folder)
     whole = damaged = 0
     for place, well in verify(folder):
@@ -45,7 +44,7 @@ def print_verified(folder: Path) -> int:
 
 
 def print_pruned(folder: Path, max_gb: float) -> None:
-    """Throw out what was not used for longest."""
+    """Evict the least recently used entries."""
     _check(folder)
     pruned = prune(folder, int(max_gb * _GIB))
     if pruned is None:

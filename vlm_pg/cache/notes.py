@@ -1,4 +1,4 @@
-"""What a user should know about a cache, said where it can be seen: a worker has no terminal."""
+"""Warnings about a cache: workers have no terminal, so theirs are collected by the parent."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _waiting: list[str] = []
 
 
 def collect() -> None:
-    """From now on this process is a worker: what it says waits for ``collected``."""
+    """Make this process a worker: its warnings wait for ``collected``."""
     global _is_worker
     _is_worker = True
 
 
 def collected() -> list[str]:
-    """What has waited."""
+    """Return and clear the waiting warnings."""
     notes = _waiting.copy()
     _waiting.clear()
     return notes
 
 
 def say(note: str) -> None:
-    """A warning; of each text one."""
+    """Warn once for each text."""
     if not _is_worker:
         warnings.warn(note, stacklevel=2)
     elif note not in _said:

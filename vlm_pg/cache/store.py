@@ -1,10 +1,10 @@
-"""Entries on disk, found by what they were made of: written whole, checked when they are read, thrown out by last use.
+"""Content-addressed entries on disk: written whole, verified when they are read, evicted by last use.
 
     cache/vlm_pg_cache.json                 the version of this layout
-    cache/frames/3f/3f9a....safetensors     one entry: tensors, what describes them, the key, and a checksum of it all
+    cache/frames/3f/3f9a....safetensors     one entry: tensors, metadata, key, and a checksum
 
-Any number of processes may read and write at the same time. A key says everything that its entry depends on, so two
-that write the same entry write the same, and nothing is ever changed: an entry appears, is read, and is thrown out.
+Any number of processes may read and write at the same time. A key covers everything that its entry depends on, so
+concurrent writers of an entry write equal content, and entries never change: one appears, is read, and is evicted.
 """
 
 from __future__ import annotations
@@ -13,31 +13,126 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.cache.entry_file import MOST_BYTES, Damaged, Entry, read_entry, read_regular, serialized
-from vlm_pg.cache.places import SUFFIX
-from vlm_pg.cache.room import Outcome, Room
+import numpy as np
+
+from vlm_pg.cache.eviction import SUFFIX, Outcome, Place, Room, places
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing, write_bytes_atomic
+
+# Frames of the longest video at its largest size are some 100 MB. A larger file is no entry.
+MOST_BYTES = 4 << 30
+# Of the metadata; parsed JSON takes many times its length.
+_MOST_HEADER_BYTES = 16 << 20
+_ENTRY = "entry"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry's tensors by name, and its metadata as JSON values."""
+
+    tensors: Mapping[str, np.ndarray]
+    about: Mapping[str, Any]
+
+
+class Damaged(Exception):
+    """An entry differs from what was written."""
+
+
+def read_entry(path: Path, kind: str, key: str, most_bytes: int = MOST_BYTES) -> Entry:
+    """The entry in a file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        Damaged: it is not as it was written, of another key, no regular file, or larger than ``most_bytes``.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        content = read_regular(path, most_bytes)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # a folder, a link, a pipe, a disk that fails
+        raise Damaged(str(error)) from error
+    try:
+        length = int.from_bytes(content[:8], "little")
+        if length > _MOST_HEADER_BYTES:
+            raise Damaged(f"it states a header of {length} bytes")
+        about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_ENTRY])
+        tensors = load(content)
+        right = (about["kind"], about["key"], about["checksum"]) == (kind, key, _checksum(tensors, about))
+        if right:
+            return Entry(tensors, json.loads(about["about"]))
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise Damaged(str(error)) from error
+    raise Damaged("its checksum is another")
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The content of a regular file that is no link.
+
+    Raises:
+        OSError: there is none, it cannot be read, or it is larger.
+    """
+    # a pipe must not wait for a writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError("it is not a regular file")
+        if state.st_size > most_bytes:
+            raise OSError(f"it has {state.st_size} bytes, more than {most_bytes}")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def serialized(kind: str, key: str, entry: Entry) -> bytes | None:
+    """The content of an entry's file; None if it exceeds the limits."""
+    from safetensors.numpy import save
+
+    about = {"kind": kind, "key": key, "about": json.dumps(entry.about, sort_keys=True)}
+    tensors = {name: np.ascontiguousarray(value) for name, value in entry.tensors.items()}
+    # One value: safetensors would write several in any order, and equal entries must be equal bytes.
+    content = save(tensors, {_ENTRY: json.dumps({**about, "checksum": _checksum(tensors, about)}, sort_keys=True)})
+    is_small = int.from_bytes(content[:8], "little") <= _MOST_HEADER_BYTES and len(content) <= MOST_BYTES
+    return content if is_small else None
+
+
+def _checksum(tensors: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
+    """Of everything that is read from the file; against damage, not against tampering."""
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    for name in ("kind", "key", "about"):
+        digest.update(f"{name}\0{about[name]}\0".encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name}\0{value.dtype.str}\0{value.shape}\0".encode())
+        digest.update(np.ascontiguousarray(value).view(np.uint8).data if value.size else b"")
+    return digest.hexdigest()
+
 
 VERSION = 1
 MARK = "vlm_pg_cache.json"
 _MOST_MARK_BYTES = 1 << 16
-# A read entry's time of use is written so often at most: disks need not write for every read.
+# The least time between updates of an entry's last use: disks need not write for every read.
 _USE_SECONDS = 600.0
-# When this process began, as far as a cache is concerned.
+# Start of this process for the purpose of eviction.
 BEGAN = time.time()
 
 
 @dataclass
 class Uses:
-    """What became of the questions to a store since it was opened."""
+    """Counts of a store since it was opened."""
 
     hits: int = 0
     misses: int = 0
@@ -57,12 +152,11 @@ class Store:
         folder: the cache; made if need be.
         kind: name of the entries' own folder.
         max_bytes: of all kinds together; None for no limit.
-        since: when the run began (seconds since the epoch), by default this process. What may be thrown out for
-            something else goes by that, as ``room`` says.
-        giving_way: kinds whose entries are thrown out for this one's, whenever they were used.
+        since: start of the run (seconds since the epoch), by default of this process, for ``eviction``.
+        giving_way: kinds whose entries are evicted for this one's, whenever they were used.
 
     Raises:
-        ConfigError: the folder cannot be made, holds something else, or another version's cache.
+        ConfigError: the folder cannot be made, holds other files, or a cache of another version.
     """
 
     def __init__(
@@ -96,7 +190,7 @@ class Store:
             self.remove_damaged(key)
             return None
         self.uses.hits += 1
-        with suppress(OSError):  # it may be thrown out at this moment, or the folder be read-only
+        with suppress(OSError):  # evicted just now, or a read-only folder
             used = path.stat().st_mtime
             if used < self._since or time.time() - used > _USE_SECONDS:
                 os.utime(path)
@@ -105,9 +199,9 @@ class Store:
         return entry
 
     def remove_damaged(self, key: str) -> None:
-        """Remove an entry that is not what it should be, and count it."""
+        """Remove and count a damaged entry."""
         self.uses.damaged += 1
-        with suppress(OSError):  # somebody else has; or it is a folder, and stays
+        with suppress(OSError):  # removed by another process; or it is a folder, and stays
             self._path(key).unlink()
 
     def has(self, key: str) -> bool:
@@ -115,10 +209,10 @@ class Store:
         return self._path(key).is_file()
 
     def write(self, key: str, entry: Entry) -> Outcome:
-        """Keep an entry, and throw out those that were not used for longest where there is no room.
+        """Store an entry; the least recently used ones are evicted where there is no space.
 
         Returns:
-            Whether it is kept. One that is larger than entries may be finds a cache full.
+            Whether it is stored. One beyond the limits of an entry finds a cache full.
 
         Raises:
             OSError: it cannot be written.
@@ -143,13 +237,27 @@ class Store:
         return self.folder / self.kind / key[:2] / f"{key}{SUFFIX}"
 
 
+def verify(folder: Path) -> Iterator[tuple[Place, bool]]:
+    """Each entry, and whether it is as it was written; those that are not are removed."""
+    for place in places(folder):
+        try:
+            read_entry(place.path, place.kind, place.key)
+            yield place, True
+        except FileNotFoundError:
+            continue
+        except Damaged:
+            with suppress(OSError):
+                place.path.unlink()
+            yield place, False
+
+
 def _leads_away(path: Path) -> bool:
-    """Whether a folder inside the cache is a link: what lies behind it is not of the cache."""
+    """Whether a folder inside the cache is a link: its target is not part of the cache."""
     return path.parent.is_symlink() or path.parent.parent.is_symlink()
 
 
 def open_folder(folder: Path) -> None:
-    """Make a cache folder, or see that it is one of this version.
+    """Make a cache folder, or check that it is one of this version.
 
     Raises:
         ConfigError: it is not.
@@ -157,7 +265,7 @@ def open_folder(folder: Path) -> None:
     mark = folder / MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Asked in this order: another process may make the cache at this moment, and the mark comes before all else.
+        # In this order: another process may make the cache meanwhile, and the mark is its first file.
         holds_something = any(not entry.name.startswith(".") for entry in folder.iterdir())
         is_other = holds_something and not mark.exists()
         if not is_other and not mark.exists():
@@ -173,17 +281,13 @@ def open_folder(folder: Path) -> None:
             f"cache.folder '{folder}' holds files and is no cache. An empty or new folder, or a cache, is expected. "
             "Choose another."
         )
-    version = _version(written)
+    try:
+        content = json.loads(written)
+    except ValueError:
+        content = None
+    version = content.get("version") if isinstance(content, dict) else None
     if version != VERSION:
         raise ConfigError(
             f"cache.folder '{folder}' is a cache of version {printable(str(version), 50)}. This program keeps version "
             f"{VERSION}. Choose another folder, or remove this one."
         )
-
-
-def _version(written: bytes) -> Any:
-    try:
-        content = json.loads(written)
-    except ValueError:
-        return None
-    return content.get("version") if isinstance(content, dict) else None

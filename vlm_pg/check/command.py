@@ -20,8 +20,8 @@ from vlm_pg.check.report import REFUSED, WARNED, lines, write_reports
 from vlm_pg.check.sets import Asked, CheckedSet, mixture_fault, sets_of, too_many_bad
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
+from vlm_pg.data.dedup import Ledger
 from vlm_pg.data.files import count_raw
-from vlm_pg.data.ledger import Ledger
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.files import replacing

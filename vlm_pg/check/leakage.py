@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 
 from vlm_pg.check.findings import Finding, error, warning
-from vlm_pg.data.ledger import Ledger
-from vlm_pg.data.sameness import text_key
+from vlm_pg.data.dedup import Ledger, text_key
 from vlm_pg.errors import SampleError
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.types import Sample

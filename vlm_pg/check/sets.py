@@ -10,11 +10,10 @@ from vlm_pg.check.findings import SetTally
 from vlm_pg.check.lengths import LengthRules
 from vlm_pg.check.probing import Place
 from vlm_pg.data.files import count_raw
-from vlm_pg.data.mixture import check_weights
-from vlm_pg.data.prepared_reader import is_prepared
+from vlm_pg.data.order import check_weights
 from vlm_pg.data.records import stream_records
+from vlm_pg.data.sample_sets import is_prepared, named
 from vlm_pg.data.settings import DataSettings
-from vlm_pg.data.several import named
 from vlm_pg.errors import ConfigError
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import BadSample, Sample

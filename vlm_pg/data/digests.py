@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.data.folders import files_of
+from vlm_pg.data.files import files_of
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError
 

@@ -1,17 +1,195 @@
-"""Raw records with their place: JSON arrays, JSON lines, Parquet, and folders of a data set's files."""
+"""Raw records with their locations: JSON, JSON lines, Parquet, and folders that hold a data set.
+
+    data/gsm8k:train      one split of a folder
+    data/gsm8k            the only split of a folder
+
+Only files that lie in the folder are read, under the names they are given there. Nothing is looked up elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.data.folders import DataFolder, data_folder, files_of
-from vlm_pg.data.json_stream import read_elements, read_lines, read_members
+from vlm_pg.data.json_stream import read_elements, read_lines, read_members, unreadable_file
 from vlm_pg.data.manifest import check_sizes
 from vlm_pg.data.tables import count_rows, read_arrow, read_parquet
 from vlm_pg.errors import ConfigError, printable
+
+RECORD_FILES = (".json", ".jsonl", ".ndjson", ".parquet")
+STATE, SPLITS = "state.json", "dataset_dict.json"  # of datasets' Dataset.save_to_disk and DatasetDict.save_to_disk
+_SHARD = re.compile(r"(?P<split>\w[\w.-]*)-(?P<index>\d{5,9})-of-(?P<count>\d{5,9})(?:-[0-9a-f]{16})?\.parquet")
+_LISTED = 12
+
+
+class NoSuchSplit(ConfigError):
+    """A folder that holds no data set, or nothing of the split that is named; another folder may."""
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """One split of a folder: its files in order. ``split`` is empty where the folder is one data set without a name."""
+
+    folder: Path
+    split: str
+    files: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """For names of records: "gsm8k-train"."""
+        # As it is written: what a link points to may be called by a hash.
+        return "-".join(filter(None, (Path(os.path.abspath(self.folder)).name, self.split)))
+
+
+def data_folder(path: Path) -> DataFolder | None:
+    """The split that ``FOLDER`` or ``FOLDER:split`` names; None for a path that names no folder.
+
+    Raises:
+        NoSuchSplit: the folder holds no data set, or not that split.
+        ConfigError: it holds not all of it, or several splits and none is named.
+    """
+    named = _named(path)
+    if named is None:
+        return None
+    folder, split = named
+    splits = _splits_of(folder)
+    if split is None:
+        if len(splits) > 1:
+            raise _wrong(folder, f"has the splits {_list(splits)}. One of them is expected. Name it: {folder}:SPLIT")
+        split = next(iter(splits))
+    if split not in splits:
+        known = f"has the splits {_list(splits)}" if any(splits) else "has one split, without a name"
+        problem = f"{known}, not '{split}'. One of them is expected. Correct the name after the colon"
+        raise _wrong(folder, problem, NoSuchSplit)
+    return DataFolder(folder, split, tuple(splits[split]))
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files that a path of records stands for: those of a split, or itself."""
+    found = data_folder(path)
+    return (path,) if found is None else found.files
+
+
+def root_of(path: Path) -> Path:
+    """The folder that a path of records lies in, or is."""
+    named = _named(path)
+    return path.parent if named is None else named[0]
+
+
+def _named(path: Path) -> tuple[Path, str | None] | None:
+    """Folder and split; what exists under the whole name is that. A name that files of records have is a file's."""
+    if path.suffix.lower() in RECORD_FILES:
+        return None
+    try:
+        if path.is_dir():
+            return path, None
+        folder, colon, split = str(path).rpartition(":")
+        if colon and not path.exists() and Path(folder).is_dir():
+            return Path(folder), split
+    except (OSError, ValueError):  # a name that is too long, a folder that may not be entered
+        pass
+    return None
+
+
+def _splits_of(folder: Path) -> Mapping[str, Sequence[Path]]:
+    if (folder / STATE).is_file():
+        split, files = _saved(folder)
+        return {split: files}
+    if (folder / SPLITS).is_file():
+        names = _read(folder / SPLITS).get("splits")
+        if isinstance(names, list) and names and all(map(_is_name, names)):
+            return {name: _saved(folder / name)[1] for name in names}
+        raise _wrong(folder, f"has a {SPLITS} that lists no splits. Names of folders are expected. Save it again")
+    for place in (folder, folder / "data"):
+        shards = _shards(place)
+        if shards:
+            return shards
+    problem = f"holds no data set{_inner(folder)}. {_EXPECTED}. Name such a folder, or a file of records"
+    raise _wrong(folder, problem, NoSuchSplit)
+
+
+_EXPECTED = (
+    "What datasets saves to disk, or Parquet shards such as train-00000-of-00004.parquet (in it or in its folder "
+    "'data'), is expected"
+)
+
+
+def _inner(folder: Path) -> str:
+    """Which of its folders hold one: a hub keeps each configuration of a data set in its own."""
+    inner = [entry.name for entry in sorted(folder.iterdir()) if entry.is_dir() and _looks_like_one(entry)]
+    return f" itself; its folders {_list(inner)} do" if inner else ""
+
+
+def _looks_like_one(folder: Path) -> bool:
+    return (folder / STATE).is_file() or any(_SHARD.fullmatch(entry.name) for entry in folder.iterdir())
+
+
+def _saved(folder: Path) -> tuple[str, list[Path]]:
+    """Split and files of a data set that was saved to disk; its own list names them, and may say anything."""
+    state = _read(folder / STATE)
+    try:
+        names = [entry["filename"] for entry in state["_data_files"]]
+    except (KeyError, TypeError):
+        names = []
+    if not names or not all(map(_is_name, names)):
+        raise _wrong(folder, f"has a {STATE} that lists no files of it. Names of files are expected. Save it again")
+    if any(key.startswith("_indices") and value for key, value in state.items()):
+        problem = "was saved by an early version of datasets with a list of the rows that count apart from the rows"
+        raise _wrong(folder, f"{problem}. Rows in their order are expected. Save it again with a newer one")
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise _wrong(folder, f"lacks {_list(missing)}. All files in {STATE} are needed. Copy it again")
+    split = state.get("_split")
+    return split if isinstance(split, str) else "", [folder / name for name in names]
+
+
+def _shards(folder: Path) -> dict[str, list[Path]]:
+    """The shards of each split in order; all of a split must be there."""
+    found: defaultdict[tuple[str, int], dict[int, Path]] = defaultdict(dict)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = _SHARD.fullmatch(path.name)
+        if match is not None:
+            shards, index = found[match["split"], int(match["count"])], int(match["index"])
+            if index in shards:
+                raise _wrong(folder, f"has shard {index} twice: {_list([shards[index].name, path.name])}. Remove one")
+            shards[index] = path
+    splits: dict[str, list[Path]] = {}
+    for (split, count), shards in found.items():
+        if split in splits:
+            raise _wrong(folder, f"has shards of '{split}' of two divisions. One is expected. Remove the other")
+        if len(shards) != count or max(shards) >= count:  # whatever large number a name holds
+            here = f"{len(shards)} of the {count} shards of '{split}'"
+            raise _wrong(folder, f"has {here} only. All are expected. Download the others")
+        splits[split] = [shards[index] for index in range(count)]
+    return splits
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _is_name(name: object) -> bool:
+    """Of something in the folder itself."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def _list(names: object) -> str:
+    shown = [printable(str(name), 100) for name in names]  # type: ignore[attr-defined]
+    return ", ".join(shown[:_LISTED]) + (f" and {len(shown) - _LISTED} more" if len(shown) > _LISTED else "")
+
+
+def _wrong(folder: Path, problem: str, kind: type[ConfigError] = ConfigError) -> ConfigError:
+    return kind(f"Data folder '{printable(str(folder), 300)}' {problem}.")
 
 
 @dataclass(frozen=True)
@@ -112,7 +290,7 @@ def _check_file(path: Path) -> None:
     try:
         is_file, exists = path.is_file(), path.exists()
     except (OSError, ValueError) as error:  # a name that is too long, a folder that may not be entered
-        raise _closed(path, error) from error
+        raise unreadable_file(path, error) from error
     if not is_file:
         came = "is a folder, a pipe, a socket or a device" if exists else "does not exist"
         raise ConfigError(
@@ -141,14 +319,6 @@ def read_json_object(path: Path) -> Iterator[tuple[RecordPlace, str, Any]]:
 def _read_jsonl(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     for number, record in read_lines(path):
         yield RecordPlace(number), record
-
-
-def _closed(path: Path, error: Exception) -> ConfigError:
-    cause = getattr(error, "strerror", None) or str(error)
-    return ConfigError(
-        f"Data file '{_shown(path)}' cannot be read: {cause}. A file of records is expected. Correct the path, or the "
-        "rights of the file."
-    )
 
 
 def _shown(path: Path) -> str:

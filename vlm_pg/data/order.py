@@ -1,11 +1,17 @@
-"""In which order samples are used: a pure function of the place in it, so that resuming needs one number."""
+"""In which order samples are used: a pure function of the position, so that resuming needs one number."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import overload
 
 import numpy as np
+
+from vlm_pg.data.sample_sets import sources_of
+from vlm_pg.errors import ConfigError, printable
+from vlm_pg.types import Sample
 
 
 def index_at(num_samples: int, place: int, seed: int, shuffle: bool) -> int:
@@ -43,3 +49,133 @@ def _permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     """The order of one epoch. Sorts raw Philox output: numpy promises to keep it, unlike ``Generator.permutation``."""
     key = int.from_bytes(hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()[:16], "big")
     return np.argsort(np.random.Philox(key=key).random_raw(num_samples), kind="stable")
+
+
+# 2^64 over the golden ratio, odd: multiples of it fill the circle of 64-bit numbers as evenly as any sequence can
+# (Knuth, The Art of Computer Programming 3, 6.4), so that after any number of places every source has had its share,
+# give or take a few.
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 4096
+
+
+def order_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> EachInTurn | Mixture:
+    """The order of training: by weights of sources (``data.mixture``), or without any each sample in turn.
+
+    Raises:
+        ConfigError: see ``Mixture``.
+    """
+    return Mixture(*sources_of(samples), weights) if weights else EachInTurn(len(samples))
+
+
+def asked_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> Sequence[Sample]:
+    """Those of the samples that ``order_of`` ever comes to, in their own order.
+
+    Raises:
+        ConfigError: see ``Mixture``.
+    """
+    order = order_of(samples, weights)
+    return _Some(samples, order.used()) if isinstance(order, Mixture) else samples
+
+
+class _Some(Sequence[Sample]):
+    """Some of many samples, which may be on disk: read when they are asked for. ``places``: of those, int64 [N]."""
+
+    def __init__(self, samples: Sequence[Sample], places: np.ndarray):
+        self._samples, self._places = samples, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
+
+    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(place, slice):
+            return _Some(self._samples, self._places[place])
+        return self._samples[int(self._places[place])]
+
+
+class Mixture:
+    """In which order the samples of several sources are used.
+
+    Each source has its own order, epoch after epoch; the weights say how often each is next.
+
+    Args:
+        names: of the sources.
+        sources: of each sample the place of its source among them, int32 [N].
+        weights: by name, for every source; those of weight 0 are left out.
+
+    Raises:
+        ConfigError: a source has no weight, or a weight no source, or all are 0.
+    """
+
+    def __init__(self, names: Sequence[str], sources: np.ndarray, weights: Mapping[str, float]):
+        check_weights(names, weights)
+        values = np.array([weights[name] for name in names])
+        self.names = list(names)
+        self.shares = values / values.sum()
+        self.members = [np.flatnonzero(sources == place).astype(np.int32) for place in range(len(names))]
+        # Upper ends of the sources' parts of the circle; the last one goes to its end whatever rounding has done.
+        last = int(np.flatnonzero(values)[-1])
+        self._ends = np.array([int(end * 2**64) if end < 1 else 2**64 - 1 for end in np.cumsum(self.shares)], np.uint64)
+        self._ends[last:] = np.uint64(2**64 - 1)
+        self._before: list[np.ndarray] = [np.zeros(len(names), dtype=np.int64)]
+
+    def __len__(self) -> int:
+        """How many samples are ever used."""
+        return sum(len(one) for one, share in zip(self.members, self.shares, strict=True) if share > 0)
+
+    def used(self) -> np.ndarray:
+        """Indices of the samples that are ever used, from the lowest on: int64 [N]."""
+        used = [one for one, share in zip(self.members, self.shares, strict=True) if share > 0]
+        return np.sort(np.concatenate(used)).astype(np.int64)
+
+    def index_at(self, place: int, seed: int, shuffle: bool) -> int:
+        """Index of the sample at ``place``, counted from 0."""
+        block, offset = divmod(place, _BLOCK)
+        chosen = self._chosen(block, seed)
+        source = int(chosen[offset])
+        earlier = int(self._counts(block, seed)[source] + np.count_nonzero(chosen[:offset] == source))
+        members = self.members[source]
+        return int(members[index_at(len(members), earlier, seed, shuffle)])
+
+    def _chosen(self, block: int, seed: int) -> np.ndarray:
+        """Whose turn it is at each place of a block."""
+        key = np.uint64(int.from_bytes(hashlib.sha256(f"mixture/{seed}".encode()).digest()[:8], "big"))
+        places = np.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=np.uint64)
+        return np.searchsorted(self._ends, places * _STEP + key, side="right").clip(max=len(self._ends) - 1)
+
+    def _counts(self, block: int, seed: int) -> np.ndarray:
+        """How often each source had its turn before a block."""
+        while len(self._before) <= block:
+            counts = np.bincount(self._chosen(len(self._before) - 1, seed), minlength=len(self.names))
+            self._before.append(self._before[-1] + counts)
+        return self._before[block]
+
+    def __str__(self) -> str:
+        """A line for the log."""
+        return ", ".join(
+            f"{name} {share:.1%} ({len(members):,} records)"
+            for name, share, members in zip(self.names, self.shares, self.members, strict=True)
+        )
+
+
+def check_weights(names: Sequence[str], weights: Mapping[str, float]) -> None:
+    """Raise ConfigError unless each of the sources has a weight, no other has one, and one of them is above 0."""
+    shown = ", ".join(printable(name, 80) for name in names)
+    unknown, lacking = sorted(set(weights) - set(names)), sorted(set(names) - set(weights))
+    if unknown:
+        raise ConfigError(
+            f"data.mixture has a weight for {', '.join(unknown)}, which no record's data_source is. The records' "
+            f"sources are {shown}. Correct data.mixture."
+        )
+    if lacking:
+        raise ConfigError(
+            f"data.mixture has no weight for {', '.join(printable(name, 80) for name in lacking)}. Each source of the "
+            f"records needs one: {shown}. Add it; 0 leaves a source out."
+        )
+    if not any(weights.values()):
+        raise ConfigError("All weights of data.mixture are 0. At least one must be greater. Raise it.")

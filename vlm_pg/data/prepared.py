@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.data.details import written_details
+from vlm_pg.data.fields import written_details
 from vlm_pg.data.gold import WRITTEN_NAMES
 from vlm_pg.data.manifest import read_manifest
 from vlm_pg.errors import ConfigError, SampleError, printable

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from vlm_pg.data.folders import root_of
+from vlm_pg.data.files import root_of
 from vlm_pg.settings import Settings
 
 # It begins its samples' ids, and is part of dotted keys.

@@ -1,20 +1,214 @@
-"""Rows of Parquet files, and of the Arrow files in folders that ``datasets`` saves: each value, or what is wrong.
+"""Rows of Parquet files and of the Arrow files that ``datasets`` saves.
 
-pyarrow reads both. ``datasets`` itself would convert Parquet into a cache beside the home folder, without the pages'
-checksums, and lose a file for one value that cannot be read.
+pyarrow reads both. ``datasets`` itself would convert Parquet into a cache in the home folder, without checking the
+pages' checksums, and lose a whole file for one value that cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.data.columns import as_written, written_columns
-from vlm_pg.data.embedded import media_columns, with_media
+import numpy as np
+
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.data.prepared import check_version
-from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError, printable
+from vlm_pg.types import MediaKind
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A medium in the place of its path.
+
+    Args:
+        data: the file's content.
+        name: what the file was called where the data set was made; nothing to rely on.
+        kind: what the data set's features say it is; None where they do not.
+    """
+
+    data: bytes = field(repr=False)
+    name: str | None = None
+    kind: MediaKind | None = None
+
+
+def media_columns(schema: Any) -> dict[str, MediaKind | None]:
+    """The columns of an Arrow schema that hold media, or lists of them, and what kind its features call them.
+
+    Without features, every column counts whose values are a file's bytes and path.
+    """
+    columns = [name for name, column in zip(schema.names, schema.types, strict=True) if _holds_files(column)]
+    if not columns:
+        return {}
+    features = features_of(schema)
+    if features is None:
+        return dict.fromkeys(columns)
+    described = {name: _innermost(features.get(name)) for name in columns}
+    # A column that the features leave out is one they describe by its shape alone; others are sounds, documents, ...
+    return {name: _kind(one) for name, one in described.items() if isinstance(one, dict) or _kind(one) is not None}
+
+
+def with_media(record: Mapping[str, Any], columns: Mapping[str, MediaKind | None]) -> dict[str, Any]:
+    """The record with ``Embedded`` in these columns; what has a path and no content is that path, as text."""
+    return {name: _medium(value, columns[name]) if name in columns else value for name, value in record.items()}
+
+
+def embedded_in(record: Any) -> list[str]:
+    """The fields of a record that hold media."""
+    if not isinstance(record, Mapping):
+        return []
+    return [name for name, value in record.items() if _has_embedded(value)]
+
+
+def _has_embedded(value: Any) -> bool:
+    return isinstance(value, Embedded) or (isinstance(value, list) and any(isinstance(one, Embedded) for one in value))
+
+
+def _medium(value: Any, kind: MediaKind | None) -> Any:
+    if isinstance(value, list):
+        return [_medium(one, kind) for one in value]
+    if not isinstance(value, dict):
+        return value  # none, or what cannot be read
+    content, path = value.get("bytes"), value.get("path")
+    return path if content is None else Embedded(content, path, kind)
+
+
+def _holds_files(column: Any) -> bool:
+    import pyarrow.types as types
+
+    while types.is_list(column) or types.is_large_list(column) or types.is_fixed_size_list(column):
+        column = column.value_type
+    if not types.is_struct(column) or {one.name for one in column} != {"bytes", "path"}:
+        return False
+    content, path = column.field("bytes").type, column.field("path").type
+    is_content = types.is_binary(content) or types.is_large_binary(content) or types.is_null(content)
+    return is_content and (types.is_string(path) or types.is_large_string(path) or types.is_null(path))
+
+
+def features_of(schema: Any) -> Any:
+    """The data set's features; None if the table carries none, or none that can be read."""
+    if not schema.metadata or b"huggingface" not in schema.metadata:
+        return None
+    from datasets import Features
+
+    try:
+        return Features.from_arrow_schema(schema)
+    except Exception:  # whatever a description of features makes the package raise, the columns are there all the same
+        return None
+
+
+def _innermost(feature: Any) -> Any:
+    from datasets import LargeList, List
+
+    while isinstance(feature, List | LargeList):
+        feature = feature.feature
+    return feature
+
+
+def _kind(feature: Any) -> MediaKind | None:
+    from datasets import Image, Video
+
+    return "image" if isinstance(feature, Image) else "video" if isinstance(feature, Video) else None
+
+
+Convert = Callable[[Any], Any]
+
+
+class Label(str):
+    """The name of a class, which knows its number: Label("dog", 1) == "dog", Label("dog", 1).number == 1."""
+
+    number: int
+
+    def __new__(cls, name: str, number: int) -> Label:
+        label = super().__new__(cls, name)
+        label.number = number
+        return label
+
+    def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]
+        return str(self), self.number
+
+
+def written_columns(schema: Any) -> dict[str, Convert]:
+    """The columns of an Arrow schema that hold classes or numbers of few bits, at any depth, and what reads them."""
+    features = _features_with_classes(schema)
+    found = {
+        name: _converter(column, features.get(name)) for name, column in zip(schema.names, schema.types, strict=True)
+    }
+    return {name: reader for name, reader in found.items() if reader is not None}
+
+
+def as_written(record: Mapping[str, Any], columns: Mapping[str, Convert]) -> dict[str, Any]:
+    """The record with the values of these columns as they were written."""
+    return {name: columns[name](value) if name in columns else value for name, value in record.items()}
+
+
+def shortest(value: float, kind: type[np.floating[Any]]) -> float:
+    """The number of fewest digits that is held as ``value`` in this precision; the value itself if it is not of it.
+
+    shortest(24.296875, np.float16) == 24.3. Whole numbers stay: of large ones fewer digits would be another one.
+    """
+    if value.is_integer():
+        return value
+    with np.errstate(over="ignore"):
+        held = kind(value)
+    return float(str(held)) if float(held) == value else value
+
+
+def _features_with_classes(schema: Any) -> Mapping[str, Any]:
+    if b'"ClassLabel"' not in (schema.metadata or {}).get(b"huggingface", b""):
+        return {}  # to read them takes a package that takes its time
+    features = features_of(schema)
+    return {} if features is None else features
+
+
+def _converter(column: Any, feature: Any) -> Convert | None:
+    import pyarrow.types as types
+
+    if names := _class_names(feature):
+        return partial(_label, names)
+    if types.is_float32(column) or types.is_float16(column):
+        return partial(_number, np.float32 if types.is_float32(column) else np.float16)
+    if types.is_list(column) or types.is_large_list(column) or types.is_fixed_size_list(column):
+        one = _converter(column.value_type, getattr(feature, "feature", None))
+        return None if one is None else partial(_each, one)
+    if types.is_struct(column):
+        inner = feature if isinstance(feature, Mapping) else {}
+        fields = {field.name: _converter(field.type, inner.get(field.name)) for field in column}
+        readers = {name: reader for name, reader in fields.items() if reader is not None}
+        return partial(_fields, readers) if readers else None
+    return None
+
+
+def _class_names(feature: Any) -> Sequence[str]:
+    if type(feature).__name__ != "ClassLabel":
+        return ()
+    return tuple(feature.names or ())
+
+
+def _label(names: Sequence[str], value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value  # none, or what cannot be read
+    if value == -1:  # datasets' number of rows without a class
+        return None
+    if not 0 <= value < len(names):
+        return Unreadable(f"class {value} of {len(names)}")
+    return Label(names[value], value)
+
+
+def _number(kind: type[np.floating[Any]], value: Any) -> Any:
+    return shortest(value, kind) if isinstance(value, float) else value
+
+
+def _each(one: Convert, value: Any) -> Any:
+    return [one(item) for item in value] if isinstance(value, list) else value
+
+
+def _fields(readers: Mapping[str, Convert], value: Any) -> Any:
+    return as_written(value, readers) if isinstance(value, dict) else value
+
 
 ROWS = 1024
 # Rows with media inside may hold a whole video each.

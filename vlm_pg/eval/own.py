@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.cache.source_code import source_digest
+from vlm_pg.cache.provenance import source_digest
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.contracts import Answered, Reader, Reading
 from vlm_pg.eval.tables import Table

@@ -20,13 +20,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlm_pg.cache.entry_file import Damaged, Entry
-from vlm_pg.cache.machine import gpu_driver, gpu_models
+from vlm_pg.cache.eviction import Outcome
 from vlm_pg.cache.notes import say
-from vlm_pg.cache.room import Outcome
+from vlm_pg.cache.provenance import gpu_driver, gpu_models, source_digest
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.source_code import source_digest
-from vlm_pg.cache.store import Store, key_of
+from vlm_pg.cache.store import Damaged, Entry, Store, key_of
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import judge, open_regular

@@ -26,8 +26,7 @@ import xxhash
 
 from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
-from vlm_pg.cache.machine import gpu_driver, lines, this_machine
-from vlm_pg.cache.source_code import source_digest
+from vlm_pg.cache.provenance import gpu_driver, lines, source_digest, this_machine
 from vlm_pg.cache.store import key_of
 from vlm_pg.models.family import Family
 from vlm_pg.models.layer_globals import replaced_globals

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from vlm_pg.cache.entry_file import Entry
+from vlm_pg.cache.eviction import Outcome
 from vlm_pg.cache.notes import say
-from vlm_pg.cache.room import Outcome
-from vlm_pg.cache.store import Store, key_of
+from vlm_pg.cache.store import Entry, Store, key_of
 from vlm_pg.models.digests import numerics_digest
 from vlm_pg.models.vision_pieces import Grid, shares
 from vlm_pg.types import Prompt

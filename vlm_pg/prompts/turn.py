@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from vlm_pg.data.references import check_marks, mark_fault
+from vlm_pg.data.records import check_marks, mark_fault
 from vlm_pg.types import MEDIA_MARKS, DecodedMedia, MediaKind, Sample
 
 

@@ -11,10 +11,8 @@ from typing import Any, Literal
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.digests import changed_data, data_digests
-from vlm_pg.data.mixture import Mixture, asked_of, order_of
-from vlm_pg.data.order import EachInTurn
-from vlm_pg.data.prepared_reader import any_media
-from vlm_pg.data.several import first_of_each, open_training, refuse_empty, usable_of_each
+from vlm_pg.data.order import EachInTurn, Mixture, asked_of, order_of
+from vlm_pg.data.sample_sets import any_media, first_of_each, open_training, refuse_empty, usable_of_each
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
 from vlm_pg.eval.answer_files import AnswerFiles

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlm_pg.config import RunConfig
-from vlm_pg.data.mixture import Mixture
-from vlm_pg.data.order import EachInTurn
+from vlm_pg.data.order import EachInTurn, Mixture
 from vlm_pg.distributed import RankLayout
 from vlm_pg.prompts.prompt_source import PromptSource, Tamper
 from vlm_pg.training.dealing import share_of_rank

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm_pg.config import RunConfig
-from vlm_pg.data.mixture import asked_of, check_weights
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.order import asked_of, check_weights
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.eval.exam import EvalSet
 from vlm_pg.types import Sample
 

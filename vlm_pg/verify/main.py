@@ -8,8 +8,8 @@ import torch
 
 from vlm_pg.bench.memory import give_freed_memory_back
 from vlm_pg.config import RunConfig
-from vlm_pg.data.mixture import asked_of, order_of
-from vlm_pg.data.several import first_of_each, open_training, refuse_empty
+from vlm_pg.data.order import asked_of, order_of
+from vlm_pg.data.sample_sets import first_of_each, open_training, refuse_empty
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.feature_cache import keep_features

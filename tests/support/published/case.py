@@ -18,7 +18,7 @@ from data_pipelines.engine.command import SUMMARY
 from data_pipelines.engine.dataset import DataSet
 from tests.support.tiny_media import write_media
 from vlm_pg.cli import main
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.types import MediaRef, Sample
 
 Refused = tuple[str, str, str]

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache_entries import BYTES, entry, epoch, held, key, size_of
-from vlm_pg.cache import account
-from vlm_pg.cache import room as module
-from vlm_pg.cache.places import places
-from vlm_pg.cache.room import Outcome
+from vlm_pg.cache import eviction as account
+from vlm_pg.cache import eviction as module
+from vlm_pg.cache.eviction import Outcome, places
 from vlm_pg.cache.store import Store
 
 ENTRIES = 40
@@ -72,8 +71,8 @@ def test_one_that_is_not_kept_says_so(tmp_path: Path) -> None:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every look through a folder."""
     seen: list[int] = []
-    throw_out = module.throw_out
-    monkeypatch.setattr(module, "throw_out", lambda *given: seen.append(1) or throw_out(*given))  # type: ignore[func-returns-value]
+    evict = module.evict
+    monkeypatch.setattr(module, "evict", lambda *given: seen.append(1) or evict(*given))  # type: ignore[func-returns-value]
     return seen
 
 
@@ -144,7 +143,7 @@ ODD = [
 def test_an_account_that_is_odd_is_made_anew(tmp_path: Path, content: bytes) -> None:
     folder, limit = tmp_path / "cache", 10 * size_of(entry(0))
     epoch(Store(folder, "frames", limit), list(range(5)))
-    (folder / account.NAME).write_bytes(content)
+    (folder / account.USAGE_FILE).write_bytes(content)
     store = Store(folder, "frames", limit)
     epoch(store, list(range(ENTRIES)))
     assert held(folder, "frames") == 10 and store.uses.hits == 5
@@ -154,7 +153,7 @@ def test_an_account_that_leads_elsewhere_is_not_written(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = Store(folder, "frames", 10**6)
     (tmp_path / "mine").write_text("mine")
-    (folder / account.NAME).symlink_to(tmp_path / "mine")
+    (folder / account.USAGE_FILE).symlink_to(tmp_path / "mine")
     with pytest.raises(OSError):
         store.write(key(0), entry(0))
     assert (tmp_path / "mine").read_text() == "mine"

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from tests.support.cache_entries import DAY, age, entry, epoch, held, key, size_of
-from vlm_pg.cache import account
-from vlm_pg.cache import room as module
-from vlm_pg.cache.places import Place, alone, places
-from vlm_pg.cache.room import Outcome
+from vlm_pg.cache import eviction as account
+from vlm_pg.cache import eviction as module
+from vlm_pg.cache.eviction import Outcome, Place, alone, places
 from vlm_pg.cache.store import Store
 
 SIZE, PROCESSES = size_of(entry(0)), 6
@@ -62,9 +61,9 @@ def test_many_processes_keep_to_one_limit(tmp_path: Path, monkeypatch: pytest.Mo
     if account_of != "no cache":
         epoch(Store(folder, "frames", limit), range(10_000, 10_030))
     if account_of == "a cache without one":
-        (folder / account.NAME).unlink()
+        (folder / account.USAGE_FILE).unlink()
     elif account_of == "one that is odd":
-        (folder / account.NAME).write_bytes(b"odd")
+        (folder / account.USAGE_FILE).write_bytes(b"odd")
     together(_fill, folder, limit, 100)
     assert 45 <= held(folder, "frames") <= 50 + PROCESSES
 
@@ -178,7 +177,7 @@ def test_who_is_killed_while_making_room_leaves_an_account_that_others_use(tmp_p
         epoch(Store(folder, "frames", limit), range(10))
         age(folder, 2 * DAY)
         if not has_account:
-            (folder / account.NAME).unlink()
+            (folder / account.USAGE_FILE).unlink()
         writer = context.Process(target=_write_and_be_killed, args=(folder, limit, step))
         writer.start()
         writer.join()
@@ -222,7 +221,7 @@ def test_the_limit_holds_at_every_moment(tmp_path: Path, kills: int, loses_accou
         for _ in range(chance.randrange(4)):
             most = max(most, sum(entry.size for entry in places(folder)))
         if loses_account and chance.random() < 0.1:
-            (folder / account.NAME).unlink(missing_ok=True)
+            (folder / account.USAGE_FILE).unlink(missing_ok=True)
     while most < 50 * SIZE:
         most = sum(entry.size for entry in places(folder))
     for process in processes:

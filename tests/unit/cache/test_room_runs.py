@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache_entries import DAY, age, entry, epoch, held, key, size_of
-from vlm_pg.cache import account
-from vlm_pg.cache import room as module
-from vlm_pg.cache.room import Outcome
+from vlm_pg.cache import eviction as account
+from vlm_pg.cache import eviction as module
+from vlm_pg.cache.eviction import Outcome
 from vlm_pg.cache.store import Store
 
 SIZE = size_of(entry(0))
@@ -104,6 +104,6 @@ def test_an_account_of_many_runs_stays_small_and_knows_who_found_it_full(tmp_pat
     with account.opened(folder) as of_all:
         assert of_all.runs[name] == full and len(of_all.runs) == account._MOST_RUNS
         of_all.runs = {f"{1_700_000_000 + number}": full for number in range(account._MOST_RUNS)}
-    assert (folder / account.NAME).stat().st_size == account._BYTES
+    assert (folder / account.USAGE_FILE).stat().st_size == account._BYTES
     with account.opened(folder) as of_all:
         assert len(of_all.runs) == account._MOST_RUNS and held(folder, "frames") == 5

@@ -16,10 +16,8 @@ import numpy as np
 import pytest
 
 from vlm_pg.cache import store as module
-from vlm_pg.cache.entry_file import serialized
-from vlm_pg.cache.places import places, verify
-from vlm_pg.cache.room import prune
-from vlm_pg.cache.store import MARK, Entry, Store, key_of
+from vlm_pg.cache.eviction import places, prune
+from vlm_pg.cache.store import MARK, Entry, Store, key_of, serialized, verify
 from vlm_pg.errors import ConfigError
 
 

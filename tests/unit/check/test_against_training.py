@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.checking import Folder, about, record
 from vlm_pg.config import load_config
-from vlm_pg.data.several import open_training
+from vlm_pg.data.sample_sets import open_training
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool

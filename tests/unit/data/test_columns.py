@@ -15,9 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from tests.support.data_sets import saved_of_paths, shard_of_paths
-from vlm_pg.data.columns import Label, shortest, written_columns
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.data.files import read_raw
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.tables import Label, shortest, written_columns
 
 ANIMAL = datasets.ClassLabel(names=["cat", "dog", "owl"])
 MAKERS = pytest.mark.parametrize("make", [saved_of_paths, shard_of_paths])

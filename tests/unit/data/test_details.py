@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.data.details import LONGEST_DETAILS
+from vlm_pg.data.fields import LONGEST_DETAILS
 from vlm_pg.data.prepared import to_row, write_shards
 from vlm_pg.data.records import parse_record, read_records, to_record, write_records
 from vlm_pg.errors import SampleError

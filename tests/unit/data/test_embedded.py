@@ -11,9 +11,9 @@ import pyarrow.parquet
 import pytest
 
 from tests.support.data_sets import png, records, save, saved_of_paths, shard, shard_of_paths
-from vlm_pg.data.embedded import Embedded, media_columns
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.records import read_records
+from vlm_pg.data.tables import Embedded, media_columns
 from vlm_pg.errors import ConfigError
 
 FILE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])

@@ -16,11 +16,10 @@ import pytest
 from tests.support.data_sets import records, save, save_splits, shard
 from tests.support.processes import ROOT
 from vlm_pg.data.digests import changed_data, data_digests
-from vlm_pg.data.files import RecordPlace, read_raw
-from vlm_pg.data.folders import data_folder, files_of, root_of
+from vlm_pg.data.fields import Unreadable
+from vlm_pg.data.files import RecordPlace, data_folder, files_of, read_raw, root_of
 from vlm_pg.data.records import read_records
 from vlm_pg.data.settings import DataSettings
-from vlm_pg.data.unreadable import Unreadable
 from vlm_pg.errors import ConfigError
 
 ROWS = records(7)

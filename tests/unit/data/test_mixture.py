@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vlm_pg.data.mixture import Mixture, order_of
-from vlm_pg.data.order import EachInTurn, index_at
+from vlm_pg.data.order import EachInTurn, Mixture, index_at, order_of
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import Sample
 

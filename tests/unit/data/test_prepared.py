@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from vlm_pg.data import prepared, prepared_reader
+from vlm_pg.data import prepared
+from vlm_pg.data import sample_sets as prepared_reader
 from vlm_pg.data.prepared import ShardWriter, to_row, write_shards
-from vlm_pg.data.prepared_reader import PreparedRecords, any_media, open_records, sources_of
 from vlm_pg.data.records import read_records, write_records
+from vlm_pg.data.sample_sets import PreparedRecords, any_media, open_records, sources_of
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.types import ANSWER_KINDS, MediaRef, Sample
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from data_pipelines.engine import summary
+from data_pipelines.engine import report as summary
 from tests.support.kept_templates import KeptTemplates
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.settings import MediaSettings

@@ -10,9 +10,9 @@ import pytest
 
 from data_pipelines import aime2024
 from data_pipelines.aime2024 import AIME2024
-from data_pipelines.common import gold_faults
 from tests.support.pipeline_rows import check_odd_rows, example, kept, one_row, parted, write_lines
 from vlm_pg.errors import ConfigError
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, Sample
 
 URL = "https://artofproblemsolving.com/wiki/index.php/2024_AIME_I_Problems/Problem_1"

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from data_pipelines import gsm8k
-from data_pipelines.engine import already
-from data_pipelines.manifest import write_manifest
-from data_pipelines.program import digest_of, program
+from data_pipelines.engine import report as already
+from data_pipelines.engine.output_folder import digest_of, program, write_manifest
 from vlm_pg.data.files import read_raw
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError
 
 
@@ -43,10 +42,10 @@ def test_more_missing_media_than_are_allowed_now(tmp_path: Path, capsys: pytest.
     """A set that was prepared with a larger share is not what is asked for now."""
     prepared = {"train": 20, "eval": 10, "refused": {"missing_media": 10, "corrupt_media": 5}}
     manifest = {"counts": prepared, "program": program()}
-    already.tell_prepared(tmp_path / "out", manifest, 0.25)
+    already.print_prepared(tmp_path / "out", manifest, 0.25)
     assert "missing_media" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"media of 10 of 40 questions were not there.*pass --overwrite"):
-        already.tell_prepared(tmp_path / "out", manifest, 0.24)
+        already.print_prepared(tmp_path / "out", manifest, 0.24)
 
 
 def test_the_share_that_is_asked_for_now_counts(arguments: list[str], tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from data_pipelines import amc2023
 from data_pipelines.amc2023 import AMC2023
-from data_pipelines.common import gold_faults
 from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, Sample
 
 URL = "https://artofproblemsolving.com/wiki/index.php/2023_AMC_12A_Problems/Problem_1"

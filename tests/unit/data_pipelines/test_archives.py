@@ -15,8 +15,7 @@ import pytest
 
 from data_pipelines import gsm8k
 from data_pipelines.engine import archives
-from data_pipelines.engine.archives import Limits, archives_below, unpack
-from data_pipelines.engine.other_archives import others_below, told
+from data_pipelines.engine.archives import Limits, archives_below, unpack, unsupported_below, unsupported_message
 from vlm_pg.errors import ConfigError
 
 SMALL = Limits(files=50, ratio=4.0, small_bytes=1 << 20, free_bytes=0)
@@ -120,8 +119,8 @@ def test_other_archives_and_parts_are_named(tmp_path: Path, capsys: pytest.Captu
     for name in (*OTHERS, *FURTHER):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert {str(path.relative_to(tmp_path)) for path in others_below(tmp_path)} == set(OTHERS)
-    said = told([Path("a.7z"), Path("b.part_aa")])
+    assert {str(path.relative_to(tmp_path)) for path in unsupported_below(tmp_path)} == set(OTHERS)
+    said = unsupported_message([Path("a.7z"), Path("b.part_aa")])
     assert said.startswith("Not unpacked: a.7z, b.part_aa. Unpacked are .tar, ") and "by hand" in said and "cat" in said
     for path in tmp_path.iterdir():
         if path.is_file() and path.name != "x.7z":

@@ -12,9 +12,9 @@ import pytest
 
 from data_pipelines import charades_sta
 from data_pipelines.charades_sta import CHARADES_STA
-from data_pipelines.common import gold_faults
 from tests.support.pipeline_rows import check_odd_rows, example, kept, outcomes, rows_of, verdicts
 from vlm_pg.errors import ConfigError
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 PUBLISHED = "3MSZA 24.3 30.4##person turn a light on."

@@ -10,9 +10,9 @@ import pytest
 
 from data_pipelines import clevrer
 from data_pipelines.clevrer import CLEVRER
-from data_pipelines.common import gold_faults
 from tests.support.pipeline_rows import check_odd_rows, example, kept, outcomes, verdicts
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 CHOICES = (

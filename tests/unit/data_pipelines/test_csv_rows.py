@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from data_pipelines.engine.reading import read_rows
+from data_pipelines.engine.dataset import read_rows
 from data_pipelines.generic import dataset_of
 from tests.support.pipeline_rows import parted
 from vlm_pg.errors import ConfigError

@@ -11,8 +11,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from data_pipelines.engine.annotation_files import find_files
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.discovering import annotation_files
 from data_pipelines.generic import dataset_of as dataset_of_map
 from vlm_pg.cli import main
 from vlm_pg.commands import find_pipelines
@@ -49,7 +49,7 @@ def test_every_pattern_of_every_form_is_found(name: str, tmp_path: Path) -> None
                 number += 1
                 folder = tmp_path / str(number)
                 lay_out(folder, pattern)
-                found, _ = annotation_files(dataset, folder)
+                found, _ = find_files(dataset, folder)
                 assert len(found[split]) == 1, (pattern, found)
     assert number
 
@@ -57,14 +57,14 @@ def test_every_pattern_of_every_form_is_found(name: str, tmp_path: Path) -> None
 def test_of_mirrors_in_one_folder_the_first_counts(tmp_path: Path) -> None:
     for pattern in ("test.jsonl", ".:test"):
         lay_out(tmp_path, pattern)
-    found, (unread,) = annotation_files(dataset_of("gsm8k"), tmp_path)
+    found, (unread,) = find_files(dataset_of("gsm8k"), tmp_path)
     assert found == {"train": [], "eval": [tmp_path / "test.jsonl"]}
     assert (unread.split, unread.files) == ("eval", (Path(f"{tmp_path}:test"),))
 
 
 def named(dataset: DataSet, folder: Path) -> tuple[dict[str, list[str]], list[tuple[str, list[str]]]]:
     """The files that are read and those that are not, by split and relative to the folder."""
-    found, unread = annotation_files(dataset, folder)
+    found, unread = find_files(dataset, folder)
     return (
         {split: [str(path.relative_to(folder)) for path in files] for split, files in found.items()},
         [(one.split, [str(path.relative_to(folder)) for path in one.files]) for one in unread],
@@ -140,13 +140,13 @@ def test_a_split_that_is_there_in_part_is_not_passed_over(tmp_path: Path, there:
         (tmp_path / f"math/geometry/{name}.parquet").write_bytes(b"")
         (tmp_path / f"{name}.parquet").write_bytes(b"")
     with pytest.raises(ConfigError, match=rf"math/geometry' {said}"):
-        annotation_files(dataset_of("math"), tmp_path / "math")
+        find_files(dataset_of("math"), tmp_path / "math")
     lay_out(tmp_path, "main/train.parquet")
     (tmp_path / "test.jsonl").write_text("{}")
     fields = {"problem": "q", "data_type": {"constant": "text"}, "problem_type": {"constant": "exact"}, "answer": "a"}
     (tmp_path / "map.yaml").write_text(json.dumps({"name": "mine", "fields": fields}))
     with pytest.raises(ConfigError, match=said):
-        annotation_files(dataset_of_map(tmp_path / "map.yaml"), tmp_path)
+        find_files(dataset_of_map(tmp_path / "map.yaml"), tmp_path)
 
 
 def test_of_a_split_in_part_that_is_not_read_it_is_told(tmp_path: Path) -> None:
@@ -155,36 +155,36 @@ def test_of_a_split_in_part_that_is_not_read_it_is_told(tmp_path: Path) -> None:
     (tmp_path / "main").mkdir()
     (tmp_path / "main/test-00000-of-00002.parquet").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"has 1 of the 2 shards of 'test' only"):
-        annotation_files(gsm8k, tmp_path)
+        find_files(gsm8k, tmp_path)
     (tmp_path / "test.jsonl").write_text("{}")
-    found, (unread,) = annotation_files(gsm8k, tmp_path)
+    found, (unread,) = find_files(gsm8k, tmp_path)
     assert found == {"train": [], "eval": [tmp_path / "test.jsonl"]}
     assert str(unread).startswith(f"'{tmp_path}/main:test' (")
     assert "not all of its shards are there; others" in str(unread)
-    assert unread.told()["files"] == [f"{tmp_path}/main:test"]
+    assert unread.as_json()["files"] == [f"{tmp_path}/main:test"]
     (tmp_path / "main/train-00000-of-00003.parquet").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"has 1 of the \d shards of"):
-        annotation_files(gsm8k, tmp_path)
+        find_files(gsm8k, tmp_path)
 
 
 def test_a_wrong_folder_says_what_is_there_and_what_is_nearest(tmp_path: Path) -> None:
     star = dataset_of("star")
     with pytest.raises(ConfigError, match=r"is not a folder\. The folder that star unpacks to is expected"):
-        annotation_files(star, tmp_path / "nowhere")
+        find_files(star, tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"Found are no files at all\. Give the folder as the archive unpacks"):
-        annotation_files(star, tmp_path / "empty")
+        find_files(star, tmp_path / "empty")
     (tmp_path / "named").mkdir()
     (tmp_path / "named/STAR_train_v1.json").write_text("[]")
     with pytest.raises(
         ConfigError, match=r"Expected are .*STAR_train\.json.* Found are STAR_train_v1\.json\. Nearest is"
     ):
-        annotation_files(star, tmp_path / "named")
+        find_files(star, tmp_path / "named")
     lay_out(tmp_path / "outer/further/deep/STAR", "STAR_train.json")
     with pytest.raises(ConfigError, match=r"Found are further/\."):
-        annotation_files(star, tmp_path / "outer")
+        find_files(star, tmp_path / "outer")
     with pytest.raises(ConfigError, match=r"Its folder 'STAR' holds such files: give that one"):
-        annotation_files(dataset_of("video_r1"), _with_inner(tmp_path / "inner"))
+        find_files(dataset_of("video_r1"), _with_inner(tmp_path / "inner"))
 
 
 def _with_inner(folder: Path) -> Path:

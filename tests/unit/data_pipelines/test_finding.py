@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.finding import MediaFinder
+from data_pipelines.engine.media_finder import MediaFinder
 from data_pipelines.llava_video_178k import subset
 from tests.support.pipeline_rows import empty_files
 from vlm_pg.errors import SampleError

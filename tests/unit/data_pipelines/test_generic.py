@@ -22,7 +22,7 @@ from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.hub import fetch
 from data_pipelines.generic import dataset_of
 from tests.support.pipeline_rows import check_odd_rows, example, one_row, outcomes, parted, write_lines
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import BadSample, MediaRef, Sample
 

@@ -10,10 +10,9 @@ import datasets
 import pytest
 
 from data_pipelines import generic
-from data_pipelines.engine.hub import fetch
-from data_pipelines.engine.hub_lost import rows_and_lost
+from data_pipelines.engine.hub import fetch, rows_and_lost
 from vlm_pg.data.files import read_raw
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError
 
 MAP = """name: my

@@ -13,7 +13,7 @@ import pytest
 from data_pipelines import generic
 from data_pipelines.engine import hub
 from data_pipelines.engine.hub import fetch
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError
 
 FIELDS = {

@@ -10,11 +10,11 @@ import pyarrow.parquet
 import pytest
 
 from data_pipelines import llava_video_178k
-from data_pipelines.common import gold_faults
 from data_pipelines.engine.rows import form_of
 from data_pipelines.llava_video_178k import LLAVA_VIDEO_178K
 from tests.support.pipeline_rows import annotations, empty_files, example, outcomes, reasons_of, samples_of, write_json
 from vlm_pg.errors import ConfigError
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import MediaRef, Sample
 
 LETTER = "\nPlease respond with only the letter of the correct answer."

@@ -11,13 +11,13 @@ import pyarrow.parquet
 import pytest
 
 from data_pipelines import longvideo_reason
-from data_pipelines.common import gold_faults
 from data_pipelines.engine.rows import form_of
 from data_pipelines.flashes import encode_mp4
 from data_pipelines.longvideo_reason import LONGVIDEO_REASON
 from tests.support.pipeline_rows import annotations, empty_files, example, outcomes, reasons_of, samples_of, write_lines
 from vlm_pg.errors import ConfigError
 from vlm_pg.media.paths import resolve
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import Sample
 
 GOAL = "What is the man's primary goal in the workshop, as inferred from the video?"

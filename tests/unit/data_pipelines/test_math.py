@@ -12,10 +12,10 @@ import pyarrow.parquet
 import pytest
 
 from data_pipelines import math
-from data_pipelines.common import gold_faults
 from data_pipelines.math import MATH, last_boxed
 from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
 from vlm_pg.errors import ConfigError
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, Sample
 
 HALF = {"problem": "Half of one?", "level": "Level 1", "type": "Algebra", "solution": r"So $\boxed{\frac{1}{2}}$."}

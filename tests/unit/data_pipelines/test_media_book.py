@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from data_pipelines.engine.judging import Verdict
-from data_pipelines.engine.media_book import MediaBook
-from data_pipelines.engine.probing import probe_all, with_media
-from data_pipelines.engine.repeats import Repeats
-from data_pipelines.engine.splitting import Placed, Splitter
+from data_pipelines.engine.media_check import ProbedMedia, probe_all
+from data_pipelines.engine.resume import MediaBook
+from data_pipelines.engine.splits import Assigned, Repeats, Splitter
 from tests.support.frame_folders import coloured, write_folder
 from tests.support.tiny_media import write_media
-from vlm_pg.data.ledger import Ledger
+from vlm_pg.data.dedup import Ledger
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.probe import MediaFacts
@@ -64,13 +63,13 @@ def look(root: Path, verdicts: Sequence[Verdict], ends_after: int = 1_000) -> tu
     loader = Counting(root, ends_after)
     with closing(MediaBook(root / "book.sqlite", root)) as book:
         probe_all(verdicts, book, loader, decode=False)
-        return loader.asked, list(with_media(verdicts, book))
+        return loader.asked, list(ProbedMedia(book).with_facts(verdicts))
 
 
 def test_each_file_and_part_is_looked_at_once(root: Path) -> None:
     clip = video("0.mp4", start=1.0, end=9.0)
     wanted = [verdict(1, video("0.mp4")), verdict(2, video("./0.mp4"), video("1.mp4")), verdict(3, clip)]
-    wanted += [verdict(4, clip), Verdict("train", left_out="source x")]
+    wanted += [verdict(4, clip), Verdict("train", skipped="source x")]
     asked, known = look(root, wanted)
     assert asked == [video("0.mp4"), video("1.mp4"), clip]
     first, second, third = (one.facts for one in known[:3])
@@ -142,7 +141,7 @@ def test_a_book_damaged_inside_is_noticed_when_it_is_opened(tmp_path: Path, how:
     with closing(MediaBook(tmp_path / "book.sqlite", tmp_path)) as book:
         book.want(refs)
         for ref in refs:
-            book.say(ref, "-", facts("content"))
+            book.write(ref, "-", facts("content"))
         assert book.counts() == (200, 200)
     damaged(tmp_path / "book.sqlite", how)
     with closing(MediaBook(tmp_path / "book.sqlite", tmp_path)) as book:
@@ -175,21 +174,21 @@ def test_equal_content_is_on_one_side_whatever_it_is_called(ledger: Ledger) -> N
         for number in range(200)
     ]
     sides: dict[int, set[str]] = {}
-    for placed in Splitter(ledger, eval_share=0.5, seed=0).placed(known):
-        assert isinstance(placed, Placed)
+    for placed in Splitter(ledger, eval_share=0.5, seed=0).assign(known):
+        assert isinstance(placed, Assigned)
         sides.setdefault(int(placed.sample.sample_id) % 50, set()).add(placed.split)
     assert all(len(split) == 1 for split in sides.values()) and 10 < sum("eval" in one for one in sides.values()) < 40
 
 
 def test_what_evaluation_asks_about_is_not_trained_on_by_name_or_content(ledger: Ledger) -> None:
     splitter = Splitter(ledger, eval_share=0.0, seed=0)
-    refused = Verdict("eval", left_out="x", keys=("gone.mp4",))
+    refused = Verdict("eval", skipped="x", keys=("gone.mp4",))
     splitter.note([Verdict("eval", sample(1), keys=("1.mp4",), facts=(facts("a"),)), refused])
     train = [("2.mp4", "a"), ("gone.mp4", "b"), ("3.mp4", "c")]
     placed = list(
-        splitter.placed(Verdict("train", sample(9 + n), keys=(k,), facts=(facts(c),)) for n, (k, c) in enumerate(train))
+        splitter.assign(Verdict("train", sample(9 + n), keys=(k,), facts=(facts(c),)) for n, (k, c) in enumerate(train))
     )
-    assert placed[:2] == ["also in the evaluation file"] * 2 and isinstance(placed[2], Placed)
+    assert placed[:2] == ["also in the evaluation file"] * 2 and isinstance(placed[2], Assigned)
 
 
 def test_a_question_repeats_another_by_all_that_is_asked(ledger: Ledger) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from data_pipelines import video_r1
-from data_pipelines.engine import media_book
-from data_pipelines.engine.media_settings import media_settings
+from data_pipelines.engine import resume as media_book
+from data_pipelines.engine.media_check import media_settings
 from tests.support.tiny_media import mp4, write_media
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.types import Sample
 

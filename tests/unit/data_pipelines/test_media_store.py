@@ -11,12 +11,12 @@ import pytest
 from data_pipelines import gsm8k, video_r1
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.media_store import MediaStore
+from data_pipelines.engine.rows import MediaStore
 from tests.support.clips import Clip, number_of, write
 from tests.support.data_sets import png, records, save, save_splits, shard
 from tests.support.tiny_media import mp4
-from vlm_pg.data.embedded import Embedded
 from vlm_pg.data.records import read_records
+from vlm_pg.data.tables import Embedded
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.paths import resolve

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from data_pipelines import nextqa, vsi
-from data_pipelines.engine import missing as module
-from data_pipelines.engine.finding import MediaFinder
-from data_pipelines.engine.missing import Missing
+from data_pipelines.engine import media_finder as module
+from data_pipelines.engine.media_finder import MediaFinder, MissingMedia
 from tests.support.pipeline_rows import empty_files
 from tests.support.tiny_media import write_media
 from tests.unit.data_pipelines.test_finding import dataset_of
@@ -29,7 +28,7 @@ def said(
     finder = MediaFinder(root, dataset, only)
     path = finder.path_of(wanted, folder, root / "notes")
     assert not (root / path).exists()
-    fault = Missing(root, dataset, only, searched).fault(path, finder.asked[path], finder.looked_in())
+    fault = MissingMedia(finder, searched).fault(path)
     assert fault.reason == "missing_media"
     return str(fault)
 
@@ -95,24 +94,24 @@ def test_the_search_has_an_end_and_is_made_once(tmp_path: Path, monkeypatch: pyt
     whole = module.files_in
     monkeypatch.setattr(module, "files_in", lambda *given: walks.append(given) or whole(*given))
     dataset = dataset_of("clevrer")
-    finder, missing = MediaFinder(tmp_path, dataset), Missing(tmp_path, dataset)
+    missing = MissingMedia(finder := MediaFinder(tmp_path, dataset))
     for number in range(20):
         path = finder.path_of(f"video_1000{number}.mp4")
-        missing.fault(path, finder.asked[path], finder.looked_in())
+        missing.fault(path)
     assert len(walks) == 1
 
 
 def test_what_is_said_does_not_depend_on_what_was_asked_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As other processes judge other rows."""
-    monkeypatch.setattr(module, "_ROOTS", 4)
+    monkeypatch.setattr(module, "_MAX_ROOTS", 4)
     names = [f"{number}.mp4" for number in range(8)]
     empty_files(tmp_path, *(f"x{name[0]}/{name}" for name in names))
 
     def all_said(order: list[str]) -> dict[str, str]:
         dataset = dataset_of("nextqa")
-        finder, missing = MediaFinder(tmp_path, dataset), Missing(tmp_path, dataset)
+        missing = MissingMedia(finder := MediaFinder(tmp_path, dataset))
         paths = {name: finder.path_of(name) for name in order}
-        return {name: str(missing.fault(path, finder.asked[path], finder.looked_in())) for name, path in paths.items()}
+        return {name: str(missing.fault(path)) for name, path in paths.items()}
 
     expected = all_said(names)
     assert sum("give --media-root" in told for told in expected.values()) == 4

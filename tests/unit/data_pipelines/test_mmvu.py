@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from data_pipelines import mmvu
-from data_pipelines.common import gold_faults
-from data_pipelines.engine.open_answers import open_answer
+from data_pipelines.engine.answers import open_answer
 from data_pipelines.mmvu import MMVU
 from tests.support.pipeline_rows import check_odd_rows, example, one_row
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 HUB = "https://huggingface.co/datasets/yale-nlp/MMVU/resolve/main/videos"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from data_pipelines.engine.reading import keyed_rows, one_object
+from data_pipelines.engine.dataset import keyed_rows, one_object
 from data_pipelines.generic import dataset_of
 from tests.support.pipeline_rows import empty_files, parted, write_lines
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.types import Sample
 
 MAP = """name: my

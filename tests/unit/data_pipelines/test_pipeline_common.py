@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from data_pipelines import common, gsm8k
-from data_pipelines.common import gold_faults, locked, progress, run
-from data_pipelines.manifest import MANIFEST, find_prepared, write_manifest
+from data_pipelines.common import progress, run
+from data_pipelines.engine.output_folder import MANIFEST, find_prepared, locked, write_manifest
 from vlm_pg.errors import ConfigError
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, Sample
 
 ARGUMENTS = {"seed": 0, "train": 8}

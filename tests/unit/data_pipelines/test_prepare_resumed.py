@@ -13,12 +13,11 @@ from PIL import Image
 
 from data_pipelines import generic, gsm8k, star, video_r1, vsi
 from data_pipelines.engine import command
-from data_pipelines.engine.doubting import Doubt
-from data_pipelines.engine.finding import MediaFinder
 from data_pipelines.engine.judging import Judge, Part, Verdict
-from data_pipelines.engine.spool import Spool
+from data_pipelines.engine.media_finder import MediaFinder
+from data_pipelines.engine.resume import Spool, StaleVerdicts
 from tests.support.pipeline_rows import empty_files
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -120,11 +119,11 @@ def test_a_name_that_is_plain_since(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_depends_on_files_is_in_doubt_what_depends_on_the_row_is_not(tmp_path: Path) -> None:
-    doubt = Doubt(tmp_path, MediaFinder(tmp_path, video_r1.VIDEO_R1))
+    is_stale = StaleVerdicts(MediaFinder(tmp_path, video_r1.VIDEO_R1))
     for reason in ("missing_media", "ambiguous_media", "outside_root"):
-        assert doubt(Verdict("train", refused=BadSample("1", reason, "why", "rows:1")))
+        assert is_stale(Verdict("train", refused=BadSample("1", reason, "why", "rows:1")))
     for reason in ("no_gold_answer", "unsupported_media", "corrupt_media", "remote_media"):
-        assert not doubt(Verdict("train", refused=BadSample("1", reason, "why", "rows:1")))
+        assert not is_stale(Verdict("train", refused=BadSample("1", reason, "why", "rows:1")))
     picture(tmp_path / "here.png", 1)
     (tmp_path / "empty.png").touch()
     (tmp_path / "folder").mkdir()
@@ -139,15 +138,15 @@ def test_what_depends_on_files_is_in_doubt_what_depends_on_the_row_is_not(tmp_pa
         ("folder", "", True),
     ):
         ref = MediaRef("video", path, subtitles=subtitles)
-        assert doubt(Verdict("train", Sample("1", "a", (ref,), (), "x", "exact", "y", "z"))) == doubtful, ref
+        assert is_stale(Verdict("train", Sample("1", "a", (ref,), (), "x", "exact", "y", "z"))) == doubtful, ref
     for path, doubtful in (("folder", False), ("here.png", True), ("there", True)):
         ref = MediaRef("video", path, folder_fps=3.0)
-        assert doubt(Verdict("train", Sample("1", "a", (ref,), (), "x", "exact", "y", "z"))) == doubtful, ref
-    assert not doubt(Verdict("train", left_out="data type text"))
+        assert is_stale(Verdict("train", Sample("1", "a", (ref,), (), "x", "exact", "y", "z"))) == doubtful, ref
+    assert not is_stale(Verdict("train", skipped="data type text"))
     bad = BadSample("1", "no_gold_answer", "why", "rows:1")
     for name, keys, doubtful in (("here.png", ("x",), False), ("there.png", ("x",), True), ("there.png", (), False)):
         found = ((name, name, None, None),)
-        assert doubt(Verdict("train", refused=bad, keys=keys, found=found)) == doubtful
+        assert is_stale(Verdict("train", refused=bad, keys=keys, found=found)) == doubtful
 
 
 def test_a_file_that_is_preferred_to_the_one_that_was_found(tmp_path: Path) -> None:
@@ -155,17 +154,17 @@ def test_a_file_that_is_preferred_to_the_one_that_was_found(tmp_path: Path) -> N
     empty_files(tmp_path, "Charades/6H78U.mp4")
     finder = MediaFinder(tmp_path, star.STAR)
     assert finder.path_of("6H78U.mp4") == "Charades/6H78U.mp4"
-    verdict = Verdict("train", left_out="source x", found=finder.latest())
-    assert not finder.latest() and not Doubt(tmp_path, MediaFinder(tmp_path, star.STAR))(verdict)
+    verdict = Verdict("train", skipped="source x", found=finder.take_found())
+    assert not finder.take_found() and not StaleVerdicts(MediaFinder(tmp_path, star.STAR))(verdict)
     empty_files(tmp_path, "Charades_v1_480/6H78U.mp4")
-    assert Doubt(tmp_path, MediaFinder(tmp_path, star.STAR))(verdict)
+    assert StaleVerdicts(MediaFinder(tmp_path, star.STAR))(verdict)
     empty_files(tmp_path, "set/rows.jsonl", "VSI-590K/a/1.mp4")
     finder = MediaFinder(tmp_path, vsi.VSI)
     finder.path_of("a/1.mp4", "VSI-590K", tmp_path / "set")
-    verdict = Verdict("train", left_out="source x", found=finder.latest())
-    assert not Doubt(tmp_path, MediaFinder(tmp_path, vsi.VSI))(verdict)
+    verdict = Verdict("train", skipped="source x", found=finder.take_found())
+    assert not StaleVerdicts(MediaFinder(tmp_path, vsi.VSI))(verdict)
     (tmp_path / "VSI-590K").rename(tmp_path / "vsi590k")
-    assert Doubt(tmp_path, MediaFinder(tmp_path, vsi.VSI))(verdict)
+    assert StaleVerdicts(MediaFinder(tmp_path, vsi.VSI))(verdict)
 
 
 def test_one_that_goes_on_is_as_one_that_begins_after_media_were_fetched(tmp_path: Path) -> None:
@@ -240,8 +239,8 @@ def test_no_row_is_lost_without_a_word(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(VlmPgError, match=r"have 600 rows, of which 597 were judged.*with --overwrite"):
         gsm8k.main(arguments)
     monkeypatch.undo()
-    placed = command.Splitter.placed
-    monkeypatch.setattr(command.Splitter, "placed", lambda self, some: list(placed(self, some))[:-2])
+    placed = command.Splitter.assign
+    monkeypatch.setattr(command.Splitter, "assign", lambda self, some: list(placed(self, some))[:-2])
     with pytest.raises(
         VlmPgError, match=r"of their 600 questions 598 were kept, refused or left out.*None may be lost"
     ):

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from data_pipelines.engine.answers import split_options, without_sentences
 from data_pipelines.engine.fields import answer_text, list_of, listed, named, published
-from data_pipelines.engine.options import split_options
-from data_pipelines.engine.questions import without_sentences
-from vlm_pg.data.unreadable import Unreadable
+from vlm_pg.data.fields import Unreadable
 from vlm_pg.errors import SampleError
 
 

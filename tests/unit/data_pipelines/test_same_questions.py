@@ -10,12 +10,10 @@ import pytest
 
 from data_pipelines import gsm8k
 from data_pipelines.engine.judging import Verdict, split_keys
-from data_pipelines.engine.repeats import Repeats
-from data_pipelines.engine.splitting import Placed, Splitter
+from data_pipelines.engine.splits import Assigned, Repeats, Splitter
 from tests.support.pipeline_rows import write_lines
 from vlm_pg.check.leakage import question_key
-from vlm_pg.data.ledger import Ledger
-from vlm_pg.data.sameness import path_key, text_key
+from vlm_pg.data.dedup import Ledger, path_key, text_key
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -77,8 +75,8 @@ def test_paths(spelled: str) -> None:
     with Ledger() as ledger:
         splitter, repeats = Splitter(ledger, 0.0, 0), Repeats(ledger)
         splitter.note([Verdict("eval", first, keys=split_keys(first))])
-        (placed,) = splitter.placed([Verdict("train", second, keys=split_keys(second))])
-        assert placed == "also in the evaluation file" if same else isinstance(placed, Placed)
+        (placed,) = splitter.assign([Verdict("train", second, keys=split_keys(second))])
+        assert placed == "also in the evaluation file" if same else isinstance(placed, Assigned)
         assert repeats.of(first, []) is None and (repeats.of(second, []) is not None) is same
 
 
@@ -108,7 +106,7 @@ def test_the_command_keeps_them_out_of_training(tmp_path: Path) -> None:
 def test_ids_that_begin_anew_are_told_of_as_that() -> None:
     first, second = replace(asks("q"), where="a.jsonl:1"), replace(asks("other"), where="b.jsonl:1")
     with Ledger() as ledger:
-        _, refused = Splitter(ledger, 0.0, 0).placed(
+        _, refused = Splitter(ledger, 0.0, 0).assign(
             Verdict("train", one, keys=split_keys(one)) for one in (first, second)
         )
     assert isinstance(refused, BadSample) and refused.where == "b.jsonl:1"

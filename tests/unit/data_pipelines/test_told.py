@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipelines.engine.told import Told, as_vtt
-from data_pipelines.media_store import MediaStore
+from data_pipelines.engine.rows import MediaStore, Subtitles, as_vtt
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import read_subtitles
 from vlm_pg.types import Cue
@@ -36,7 +35,7 @@ def test_a_file_holds_times_in_milliseconds_and_escaped_texts() -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_text_is_read_back_as_it_is(text: str, tmp_path: Path) -> None:
-    path = MediaStore(tmp_path).write_subtitles(Told((Cue(1.0, 2.0, text), Cue(2.0, 2.5, "end"))))
+    path = MediaStore(tmp_path).write_subtitles(Subtitles((Cue(1.0, 2.0, text), Cue(2.0, 2.5, "end"))))
     assert path is not None and path.startswith("unpacked/") and path.endswith(".vtt")
     cues = read_subtitles(str(tmp_path / path), path, MediaSettings())
     assert cues == (Cue(1.0, 2.0, text), Cue(2.0, 2.5, "end"))
@@ -44,10 +43,10 @@ def test_every_text_is_read_back_as_it_is(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("texts", [(), ("", " \n ")])
 def test_where_nothing_is_said_no_file_is_written(texts: tuple[str, ...], tmp_path: Path) -> None:
-    told = Told(tuple(Cue(1.0, 2.0, text) for text in texts))
+    told = Subtitles(tuple(Cue(1.0, 2.0, text) for text in texts))
     assert MediaStore(tmp_path).write_subtitles(told) is None and not list(tmp_path.iterdir())
 
 
 def test_half_of_a_sign_does_not_keep_the_rest_from_being_written(tmp_path: Path) -> None:
-    path = MediaStore(tmp_path).write_subtitles(Told((Cue(1.0, 2.0, "so \ud83d it ends"),)))
+    path = MediaStore(tmp_path).write_subtitles(Subtitles((Cue(1.0, 2.0, "so \ud83d it ends"),)))
     assert read_subtitles(str(tmp_path / str(path)), "it", MediaSettings()) == (Cue(1.0, 2.0, "so ? it ends"),)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from data_pipelines.engine import numbered
-from data_pipelines.engine.counting import count_rows
-from data_pipelines.engine.finding import MediaFinder
+from data_pipelines import clevrer as numbered
+from data_pipelines.engine.annotation_files import count_rows
 from data_pipelines.engine.judging import Source
+from data_pipelines.engine.media_finder import MediaFinder
 from data_pipelines.llava_video_178k import LLAVA_VIDEO_178K
 from data_pipelines.vsi import VSI
 from tests.support.pipeline_rows import empty_files

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from data_pipelines import video_mme
-from data_pipelines.engine.finding import MediaFinder
+from data_pipelines.engine.media_finder import MediaFinder
 from data_pipelines.engine.rows import RowReader
 from data_pipelines.video_mme import VIDEO_MME
 from tests.support.pipeline_rows import check_odd_rows, empty_files, example, one_row
 from tests.support.published.case import lay_out
 from tests.support.published.video_mme import CASES, FIRST, ROWS, TABLE, row
 from tests.unit.data_pipelines.test_prepare_resumed import killed
-from vlm_pg.data.prepared_reader import open_records
+from vlm_pg.data.sample_sets import open_records
 from vlm_pg.types import BadSample, Sample
 
 PUBLISHED: dict[str, Any] = row(

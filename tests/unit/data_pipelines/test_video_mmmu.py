@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from data_pipelines import video_mmmu
-from data_pipelines.common import gold_faults
 from data_pipelines.video_mmmu import VIDEO_MMMU
 from tests.support.pipeline_rows import check_odd_rows, example, kept, one_row, parted, write_json, write_lines
+from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 ROW = {

@@ -17,11 +17,9 @@ import pytest
 from tests.support.hostile_files import base_files
 from tests.support.hostile_paths import REFUSALS, make_root
 from tests.support.watch import Doorbell, OpenedFiles, own_descriptors
-from vlm_pg.cache.entry_file import Entry, read_entry, serialized
-from vlm_pg.cache.places import Place, Pruned, places, verify
-from vlm_pg.cache.room import prune
+from vlm_pg.cache.eviction import Place, Pruned, places, prune
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.store import MARK
+from vlm_pg.cache.store import MARK, Entry, read_entry, serialized, verify
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import frame_cache
 from vlm_pg.media.frame_cache import content_of

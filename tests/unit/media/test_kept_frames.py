@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.support.frame_folders import coloured, write_folder
-from vlm_pg.cache.places import places
-from vlm_pg.cache.room import Outcome
+from vlm_pg.cache.eviction import Outcome, places
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import frame_cache

@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image, features
 
-from vlm_pg.cache import machine
-from vlm_pg.cache.places import places
+from vlm_pg.cache import provenance as machine
+from vlm_pg.cache.eviction import places
+from vlm_pg.cache.provenance import source_digest
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.source_code import source_digest
 from vlm_pg.errors import SampleError
 from vlm_pg.media import frame_cache, video_decoders
 from vlm_pg.media.frame_cache import MadeOf, load_file, made_with

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from tests.support.groups import make_case, tiny_policy
-from vlm_pg.cache.entry_file import Entry, read_entry, serialized
-from vlm_pg.cache.places import places
-from vlm_pg.cache.room import Outcome
+from vlm_pg.cache.eviction import Outcome, places
 from vlm_pg.cache.settings import CacheSettings
-from vlm_pg.cache.store import Store
+from vlm_pg.cache.store import Entry, Store, read_entry, serialized
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.feature_store import KIND, FeatureStore

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from vlm_pg.cache import machine
+from vlm_pg.cache import provenance as machine
 from vlm_pg.models import digests as module
 from vlm_pg.models.digests import numerics_digest
 

@@ -9,7 +9,7 @@ import peft
 import pytest
 
 from tests.support.small_run import small_run
-from vlm_pg.cache.places import places
+from vlm_pg.cache.eviction import places
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.config import load_config
 from vlm_pg.errors import ConfigError

@@ -1,14 +1,30 @@
-"""What was seen, kept on disk, so that memory does not grow with the data."""
+"""Finding duplicates: keys of texts and paths, and a table on disk of those seen."""
 
 from __future__ import annotations
 
+import posixpath
 import sqlite3
+import unicodedata
 from pathlib import Path
 from typing import Self
 
 
+def text_key(text: str) -> str:
+    r"""Equal for texts that differ in blanks, line ends or Unicode composition: text_key("a\r\n b ") == "a b"."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def path_key(path: str) -> str:
+    r"""Equal for spellings of one path: path_key(" x/..//b\c.mp4") == "b/c.mp4". URLs are kept.
+
+    A backslash counts as a separator, because rows name Windows files.
+    """
+    path = unicodedata.normalize("NFC", path.strip())
+    return path if "://" in path else posixpath.normpath(path.replace("\\", "/"))
+
+
 class Ledger:
-    """Named tables of texts to texts in one file, which need not survive anything. A context manager.
+    """Named tables of texts to texts in one temporary file on disk, in constant memory. A context manager.
 
     ledger.add("ids", "17")  # True: it is new
     ledger.first("asked", "How many?", "17")  # "17": it is new
@@ -30,12 +46,12 @@ class Ledger:
         self._database.execute("BEGIN")
 
     def add(self, name: str, entry: str, value: str = "") -> bool:
-        """Put an entry; whether it was not there before."""
+        """Add an entry; whether it is new."""
         row = (name, _bytes(entry), _bytes(value))
         return self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", row).rowcount == 1
 
     def first(self, name: str, entry: str, value: str) -> str:
-        """The value that an entry was given first: this one, if it is new."""
+        """The first value of an entry: this one, if it is new."""
         if self.add(name, entry, value):
             return value
         found = self.look(name, entry)
@@ -43,7 +59,7 @@ class Ledger:
         return found
 
     def look(self, name: str, entry: str) -> str | None:
-        """The value of an entry, None if there is none."""
+        """The value of an entry, None without one."""
         found = self._database.execute("SELECT value FROM seen WHERE name = ? AND entry = ?", (name, _bytes(entry)))
         row = found.fetchone()
         return None if row is None else bytes(row[0]).decode(errors="surrogatepass")
