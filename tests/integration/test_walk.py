@@ -9,10 +9,10 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from vlm_pg.training.passes import Passes
 
 import vlm_pg
 from tests.support.short_run import short_run, train_here
-from vlm_pg.training.passes import Passes
 from vlm_pg.training.trainer import Trainer
 
 HOME = Path(vlm_pg.__file__).parent

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlm_pg.errors import ModelError
-from vlm_pg.models.checks import check_length, check_prompt, media_among
+from vlm_pg.models.checks import check_prompt, media_among
 from vlm_pg.models.family import refuse_media
 from vlm_pg.models.loading import check_tokenizer, load_config, read_processor
 from vlm_pg.models.lora import adapter_base
@@ -87,7 +87,7 @@ class WithoutWeights:
 
     def check_length(self, prompt: Prompt, response_tokens: int) -> None:
         """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
-        check_length(prompt, response_tokens, getattr(self.config.get_text_config(), "max_position_embeddings", None))
+        prompt.check_length(response_tokens, getattr(self.config.get_text_config(), "max_position_embeddings", None))
 
     @cached_property
     def model(self) -> SimpleNamespace:

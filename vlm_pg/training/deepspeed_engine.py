@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from vlm_pg.distributed import RankLayout, SequenceGroup, join_ranks, max_over_ranks
+from vlm_pg.distributed import RankLayout, join_ranks, max_over_ranks
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import is_on_nvme, not_finite
@@ -23,12 +23,11 @@ from vlm_pg.training.engines import (
     Engine,
     check_finite,
     check_updated,
-    everyone_who_encodes,
     keeps_masters,
 )
 from vlm_pg.training.gradient_guard import GradientGuard
 from vlm_pg.training.optimizer_states import OptimizerStates
-from vlm_pg.training.rates import PartRates, trained_weights
+from vlm_pg.training.rates import trained_weights
 from vlm_pg.training.scattered_weights import save_scattered
 from vlm_pg.training.settings import TrainingSettings
 
@@ -114,9 +113,7 @@ class DeepSpeedEngine(Engine):
     ):
         import deepspeed
 
-        self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
-        self.everyone = everyone_who_encodes(policy, settings, ranks)
-        self.rates = PartRates(policy, settings)
+        super().__init__(policy, settings, ranks)
         config = _engine_config(settings, policy.dtype)
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
         named = trained_weights(policy)
@@ -125,6 +122,7 @@ class DeepSpeedEngine(Engine):
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config
         )
+        self.module = self._engine
         # DeepSpeed averages gradients over ranks; the loss weights already make them a sum. Sequence ranks count as any
         # others: each has the gradient of its rows alone.
         self.loss_scale = float(ranks.world_size)
@@ -141,9 +139,6 @@ class DeepSpeedEngine(Engine):
             settings.checked_updates,
         )
         self.gathers_all = self._stage < 3 or gather == "all" or (gather == "auto" and self._weights_fit())
-
-    def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._engine(*args)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
@@ -24,32 +23,30 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.observe.trace import Timeline
-from vlm_pg.observe.trackers.trackers import Trackers
-from vlm_pg.plan.costs import cost_model
-from vlm_pg.plan.shape import shape_of
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
-from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
 from vlm_pg.training.best import RunningScore, point_to_best
 from vlm_pg.training.collect import Collector, Stages, StepBatch
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.fit import checkpoint_settings
-from vlm_pg.training.group_advantages import trains
-from vlm_pg.training.group_metrics import group_metrics
+from vlm_pg.training.groups import group_metrics, trains
+from vlm_pg.training.loss import mismatch_due, mismatch_warning
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream, TrainingData
 from vlm_pg.training.reward_errors import RewardErrors
 from vlm_pg.training.samplers import make_control_sampler, make_sampler
 from vlm_pg.training.saving import save_checkpoint
 from vlm_pg.training.schedule import learning_rate
-from vlm_pg.training.step import Update
 from vlm_pg.training.stop import StopRequest
-from vlm_pg.training.updates import run_updates
+from vlm_pg.training.updates import Update, run_updates
 from vlm_pg.types import BadSample, RolloutGroup
+
+if TYPE_CHECKING:
+    from vlm_pg.observe.trackers.trackers import Trackers
 
 PREFETCH_STEPS = 2
 
@@ -135,7 +132,8 @@ class Trainer:
         self._reference_in_loss = reference if in_loss else None
         self._told_sharing = False
         self._groups_sampled, self._first_place = 0, progress.questions
-        self._costs = self._costs_of_work() if config.training.balance and engine.ranks.data_size > 1 else None
+        if config.training.balance and engine.parallel is not None:
+            engine.parallel.balance_work()
         self._reward_errors = RewardErrors(rewarder, self.console.warn)
         self._cores, self._told_waiting = CoreWatch(), False
         self._evaluate = around.evaluate if config.eval.every else None
@@ -284,10 +282,6 @@ class Trainer:
         values |= {STEP_SECONDS: seconds, TOKENS_PER_SECOND: (values["tokens_computed"] or 0.0) / seconds}
         return values, batch.sampled
 
-    def _costs_of_work(self) -> CostModel:
-        policy = self.policy
-        return cost_model(shape_of(policy.model.config, policy.settings), policy.checkpointing)
-
     def _sampling_metrics(self, batch: StepBatch) -> dict[str, float | None]:
         """What the samplers did, or what a server owed. A collective."""
         found: dict[str, float | None] = batch.sampling.reduced()
@@ -298,9 +292,7 @@ class Trainer:
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
         rate = learning_rate(self.config.training, step)
-        update = Update(
-            batch.groups, rate, batch.vision, compared, batch.prompts, self._costs, waiting=self.phases.waiting
-        )
+        update = Update(batch.groups, rate, batch.vision, compared, waiting=self.phases.waiting)
         values = run_updates(self.engine, self._reference_in_loss, update, self.config)
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere
