@@ -29,8 +29,8 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.training.engines import Engine, TorchEngine
+from vlm_pg.training.setup import choose_memory
 from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.training.stream_memory import choose_memory
 from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import Prompt, RolloutGroup, Sample
 

@@ -23,10 +23,9 @@ from vlm_pg.errors import CheckpointError, NotFiniteError
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.scattered import not_finite
 from vlm_pg.models.settings import Part
-from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates
+from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates, read_states, write_states
 from vlm_pg.training.rates import PartRates, trained_weights
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.state_files import read_states, write_states
 
 if TYPE_CHECKING:
     from vlm_pg.training.parallel import Parallel

@@ -35,14 +35,14 @@ from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.training.agreement import refuse_differences
-from vlm_pg.training.best import find_best, point_to_best
-from vlm_pg.training.checkpoints import read_state
-from vlm_pg.training.opening import OpenFolder
+from vlm_pg.training.checkpoints import find_best, point_to_best, read_state
+from vlm_pg.training.opening import OpenFolder, RunSummary
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import TrainingData
 from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 from vlm_pg.training.setup import (
     check_step_size,
+    choose_memory,
     connect,
     introduction,
     layout_of,
@@ -55,8 +55,6 @@ from vlm_pg.training.setup import (
     refuse_nothing_to_train,
 )
 from vlm_pg.training.stop import StopRequest
-from vlm_pg.training.stream_memory import choose_memory
-from vlm_pg.training.summary import RunSummary
 from vlm_pg.training.trainer import Progress, Surroundings, Trainer
 from vlm_pg.types import BadSample, Prompt, Sample
 from vlm_pg.versions import versions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,18 +30,16 @@ from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
-from vlm_pg.training.best import RunningScore, point_to_best
+from vlm_pg.training.checkpoints import RunningScore, point_to_best
 from vlm_pg.training.collect import Collector, Stages, StepBatch
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.fit import checkpoint_settings
 from vlm_pg.training.groups import group_metrics, trains
 from vlm_pg.training.loss import mismatch_due, mismatch_warning
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream, TrainingData
-from vlm_pg.training.reward_errors import RewardErrors
-from vlm_pg.training.samplers import make_control_sampler, make_sampler
-from vlm_pg.training.saving import save_checkpoint
-from vlm_pg.training.schedule import learning_rate
+from vlm_pg.training.rates import learning_rate
+from vlm_pg.training.saving import checkpoint_settings, save_checkpoint
+from vlm_pg.training.setup import make_control_sampler, make_sampler
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.updates import Update, run_updates
 from vlm_pg.types import BadSample, RolloutGroup
@@ -361,3 +360,29 @@ class Trainer:
                 best = point_to_best(self.folder.checkpoints, self.config.training.keep_best, self.console.warn)
                 checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints, best)
         self.sampler.use_checkpoint(path)
+
+
+REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
+
+
+class RewardErrors:
+    """How often reward functions of the user's have failed.
+
+    Only rank 0 is heard, so a function's first error on another rank is shown here.
+    """
+
+    def __init__(self, rewarder: Rewarder, warn: Callable[[str], None]):
+        self._rewarder, self._warn = rewarder, warn
+        self._shown: set[str] = set()
+
+    def count(self) -> dict[str, float | None]:
+        """Failures so far of each function that has failed, over all ranks; called on all of them."""
+        rewarder = self._rewarder
+        self._shown |= set(rewarder.first_errors)  # the rewarder itself shows these
+        counts: Counter[str] = Counter()
+        for failures, messages in gather_objects((dict(rewarder.failures), dict(rewarder.first_errors))):
+            counts.update(failures)
+            for name in messages.keys() - self._shown:
+                self._shown.add(name)
+                self._warn(messages[name])
+        return {REWARD_ERRORS.of(name): float(count) for name, count in counts.items()}
