@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vlm_pg.errors import printable
+from vlm_pg.errors import SampleError, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -189,6 +189,7 @@ class Prompt:
     ``subtitles``: the lines that stand before the question, "" for none.
     ``words``: what was asked, for whoever asks it of somebody else; None where that is not known.
     ``preview``: a few uint8 [height, width, 3] thumbnails, and their times, for people.
+    ``features``: the vision tower's output for these media, once it has run.
     """
 
     sample_id: str
@@ -206,6 +207,7 @@ class Prompt:
     preview_seconds: tuple[float, ...] = ()
     media_keys: tuple[str, ...] = ()
     response_start: int | None = None
+    features: VisualFeatures | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -233,6 +235,17 @@ class Prompt:
                 "them in text (<|vision_end|>)."
             )
         return int(self.positions_3P[0, -1]) + 1
+
+    def check_length(self, response_tokens: int, max_positions: int | None) -> None:
+        """Raise SampleError ("too_long_for_model") if prompt and response exceed the positions the model knows."""
+        last = max(int(self.positions_3P.max()) + 1, self.next_position + response_tokens)
+        if max_positions is not None and last > max_positions:
+            raise SampleError(
+                "too_long_for_model",
+                f"Sample {self.sample_id!r} reaches position {last} with a response of {response_tokens} tokens; the "
+                f"model knows positions up to {max_positions}. Lower media.max_frames, media.max_pixels or "
+                "rollout.max_new_tokens; as a library, use a shorter prompt or response.",
+            )
 
 
 @dataclass(frozen=True)
@@ -292,6 +305,7 @@ class RolloutGroup:
     ``trainer_logprobs``: float32 [R] of each rollout, under the training forward and the weights that sampled; present
     where they were recomputed before several updates.
     ``order``: place of the question among those of its step, in the order in which the data has them.
+    ``reference_features``: of a reference model with a tower of its own, once that tower has run.
     """
 
     sample: Sample
@@ -304,6 +318,21 @@ class RolloutGroup:
     kept: tuple[float, ...] = ()
     trainer_logprobs: tuple[torch.Tensor, ...] = ()
     order: int = 0
+    reference_features: VisualFeatures | None = None
+
+    @property
+    def rollout_weights(self) -> tuple[float, ...]:
+        """Weight of each rollout in the loss."""
+        return self.kept or (1.0,) * len(self.rollouts)
+
+    @property
+    def response_group(self) -> ResponseGroup:
+        """The prompt and the token ids of all rollouts."""
+        return ResponseGroup(self.prompt, tuple(rollout.token_ids for rollout in self.rollouts))
+
+    def without_features(self) -> RolloutGroup:
+        """The group without the prompt's visual features, which are large."""
+        return replace(self, prompt=replace(self.prompt, features=None))
 
     def only(self, indices: Sequence[int]) -> RolloutGroup:
         """The group with some of its rollouts, and all that belongs to them."""

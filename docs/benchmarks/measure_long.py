@@ -92,7 +92,7 @@ def measure(prefix: int, way: str, cap_mb: int | None, folder: str, gradients: s
     from vlm_pg.algorithms.settings import AlgorithmSettings
     from vlm_pg.training.engines import TorchEngine
     from vlm_pg.training.settings import TrainingSettings
-    from vlm_pg.training.step import Update, UpdateSettings, update_policy
+    from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     policy = make_policy(WAYS[way] | {"offload_folder": folder})

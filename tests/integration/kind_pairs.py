@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,8 +25,8 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.training.step_features import StepFeatures
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import Rollout, RolloutGroup
 
 # The weights stay what they are, and Adam's first moment is the gradient of the last update, unclipped.
@@ -57,6 +58,7 @@ def update(engine: Engine, groups: Sequence[RolloutGroup], micro_batch_tokens: i
     vision = None
     if policy.vision.trains:
         vision = StepFeatures(policy, [group.prompt for group in groups], engine.sequence, engine.everyone)
+        groups = [replace(group, prompt=prompt) for group, prompt in zip(groups, vision.prompts, strict=True)]
     settings = UpdateSettings(algorithm, micro_batch_tokens)
     return update_policy(engine, None, Update(groups, LEARNING_RATE, vision), settings)
 

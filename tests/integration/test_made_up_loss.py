@@ -19,9 +19,9 @@ from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.tokens import ResponseTokens
 from vlm_pg.errors import ConfigError
-from vlm_pg.training.group_metrics import REWARD_PART
+from vlm_pg.training.groups import REWARD_PART
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 
 LOSS = """
 import torch

@@ -26,8 +26,7 @@ from vlm_pg.distributed import ALONE, RankLayout, barrier, disconnect, end_rank
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.response import Response
 from vlm_pg.training.engines import Engine, TorchEngine
-from vlm_pg.training.step import Update
-from vlm_pg.training.updates import run_updates
+from vlm_pg.training.updates import Update, run_updates
 
 STEPS, LEARNING_RATE = 2, 1e-3
 # As the preset, which goes with no pruning.
@@ -99,11 +98,13 @@ def trained(case: Case, ranks: RankLayout = ALONE) -> dict[str, torch.Tensor]:
     collector = made_up_collector(
         policy, config, reward, kinds=("video", "text"), engine=engine, media_of=media_of, num_samples=60
     )
-    costs = CostModel(token=1000, pair=1, logit=10) if config.training.balance and ranks.data_size > 1 else None
+    if config.training.balance and ranks.data_size > 1:
+        assert engine.parallel is not None
+        engine.parallel.costs = CostModel(token=1000, pair=1, logit=10)
     found = _weights(engine, "before")
     for step in range(1, STEPS + 1):
         batch = collector.collect(step, 0)
-        update = Update(batch.groups, LEARNING_RATE, batch.vision, prompts=batch.prompts, costs=costs)
+        update = Update(batch.groups, LEARNING_RATE, batch.vision)
         metrics = run_updates(engine, None, update, config)
         assert metrics["updates"] > 1
     return found | _weights(engine, "after")

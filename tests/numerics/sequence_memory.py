@@ -17,8 +17,8 @@ from tests.support.groups import tiny_policy
 from tests.support.live_bytes import LiveBytes
 from tests.support.tiny import tiny_model
 from vlm_pg.distributed import RankLayout, SequenceGroup, end_rank, gather_objects
-from vlm_pg.models.chunked import micro_batch_losses, pack_whole, shared_out
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.micro_batches import pack_micro_batch, run_micro_batch
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.types import Prompt, ResponseGroup
@@ -63,11 +63,9 @@ if __name__ == "__main__":
     for parameter in policy.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    streams = shared_out(pack_whole(policy, [long_group(prefix)]), sequence)
+    streams = pack_micro_batch(policy, [long_group(prefix)], sequence=sequence)
     with LiveBytes() as live:
-        for loss in micro_batch_losses(policy, streams, None, lambda _, logprobs, entropies: logprobs.sum()):
-            loss.backward()
-            del loss
+        run_micro_batch(policy, streams, None, lambda _, logprobs, entropies: logprobs.sum(), torch.Tensor.backward)
     found = gather_objects({"peak": live.peak, "sent": sequence.sent_bytes})
     if ranks.is_first:
         print(json.dumps({"peak": max(f["peak"] for f in found), "sent": [f["sent"] for f in found]}))

@@ -17,13 +17,11 @@ from tests.numerics.test_prefix_run import SHAPES, gradients, weight
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
 from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, end_rank, max_over_ranks
-from vlm_pg.models.chunked import (
+from vlm_pg.models.micro_batches import (
     Streams,
     backward_in_chunks,
-    micro_batch_losses,
-    pack_chunks,
-    pack_whole,
-    shared_out,
+    pack_micro_batch,
+    run_micro_batch,
 )
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.step_features import StepFeatures
@@ -55,13 +53,15 @@ def groups_of(policy: Policy, small: bool) -> list[ResponseGroup]:
     return [ResponseGroup(cut, groups[0].responses)]
 
 
-def streams_of(policy: Policy, groups: list[ResponseGroup], chunked: bool) -> tuple[Streams, list[tuple[Piece, ...]]]:
+def streams_of(
+    policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: SequenceGroup
+) -> tuple[Streams, list[tuple[Piece, ...]]]:
     lengths = [[len(response) - 1 for response in group.responses] for group in groups]
     if not chunked:
         everything = tuple(Piece(place, tuple(range(len(of_group)))) for place, of_group in enumerate(lengths))
-        return pack_whole(policy, groups), [everything]
+        return pack_micro_batch(policy, groups, sequence=sequence), [everything]
     chunks = chunk_responses(lengths, range(len(groups)), CHUNK)
-    return pack_chunks(policy, groups, MicroBatch(tuple(chunks))), chunks
+    return pack_micro_batch(policy, groups, MicroBatch(tuple(chunks)), len(chunks), sequence), chunks
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Result:
 def run(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: SequenceGroup) -> Result:
     policy.zero_grad()
     policy.vision.weights_changed()
-    streams, chunks = streams_of(policy, groups, chunked)
+    streams, chunks = streams_of(policy, groups, chunked, sequence)
     seen: list[torch.Tensor] = []
 
     def loss_of(number: int, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
@@ -86,15 +86,18 @@ def run(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: Se
         parts = [(weight(g, i, len(v)) * v).sum() for (g, i), v in zip(places, values, strict=True)]
         return torch.stack(parts).sum() + 0.1 * entropies.sum()
 
-    features, tower = StepFeatures(policy, [group.prompt for group in groups], sequence).joined()
-    joined = policy.join_features(groups, features)
-    losses = micro_batch_losses(policy, shared_out(streams, sequence), joined, loss_of, 0.7, entropy_graph=True)
+    vision = StepFeatures(policy, [group.prompt for group in groups], sequence)
+    tower = vision.connect()
+    joined = policy.join_features(groups, [vision.connected(prompt.features) for prompt in vision.prompts])
     calls = 1 if streams.prefixes is None else len(streams.passes) + 1
-    total = 0.0
-    for call, loss in enumerate(losses, start=1):
-        (loss if tower is None or call < calls else loss + tower).backward()
-        total += float(loss.detach())
-    return Result(total, torch.cat(seen), gradients(policy))
+    losses: list[float] = []
+
+    def backward(loss: torch.Tensor) -> None:
+        losses.append(float(loss.detach()))
+        (loss if tower is None or len(losses) < calls else loss + tower).backward()
+
+    run_micro_batch(policy, streams, joined, loss_of, backward, 0.7, entropy_graph=True)
+    return Result(sum(losses), torch.cat(seen), gradients(policy))
 
 
 def run_library(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: SequenceGroup) -> Result:

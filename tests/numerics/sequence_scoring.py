@@ -22,7 +22,7 @@ from vlm_pg.distributed import RankLayout, SequenceGroup, end_rank, gather_objec
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import AdapterFreeReference
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.training.sequence_ranks import scores_together
+from vlm_pg.training.parallel import Parallel
 from vlm_pg.types import ResponseGroup
 
 
@@ -54,10 +54,11 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
     expected = expected[first : first + len(own)]
     policy.vision.forget()
     before = sequence.sent_bytes
-    prompts = {group.prompt.sample_id: group.prompt for group in groups}
     engine: Any = Engine(policy, sequence)
+    parallel = Parallel(engine)
+    parallel.prompts = {group.prompt.sample_id: group.prompt for group in groups}
     with LiveBytes() as together:
-        found = scores_together(engine, scorer, own, prompts, 0.7)
+        found = parallel.score(scorer, own, 0.7)
     pairs = [pair for one, other in zip(found, expected, strict=True) for pair in zip(one, other, strict=True)]
     worst = max((float((one - other).abs().max()) for one, other in pairs), default=0.0)
     everybody = gather_objects((worst, len(pairs), sequence.sent_bytes - before, alone.peak, together.peak))

@@ -13,7 +13,7 @@ from tests.support.groups import (
     tiny_policy,
     weighted_sum,
 )
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.registry import FAMILIES
 
 # Allowed error, as a multiple of the repeated path's own.

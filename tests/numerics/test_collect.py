@@ -11,10 +11,8 @@ from vlm_pg.algorithms.advantages import group_advantages
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.response import Response
 from vlm_pg.training.collect import FULL_ENOUGH
-from vlm_pg.training.group_advantages import all_tokens, kept_tokens
-from vlm_pg.training.group_metrics import group_metrics
-from vlm_pg.training.step import Update
-from vlm_pg.training.updates import run_updates
+from vlm_pg.training.groups import all_tokens, group_metrics, kept_tokens
+from vlm_pg.training.updates import Update, run_updates
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 
@@ -31,7 +29,7 @@ def test_an_ordinary_step_takes_its_questions_in_order_and_keeps_everything() ->
     first, second = collector.collect(1, 0), collector.collect(2, 0)
     assert [g.sample.sample_id for g in first.groups] == ["text-0", "text-1", "text-2", "text-3"]
     assert [g.sample.sample_id for g in second.groups] == ["text-4", "text-5", "text-6", "text-7"]
-    assert first.sampled == first.groups and first.counts == {"questions": 4.0}
+    assert first.sampled == [g.without_features() for g in first.groups] and first.counts == {"questions": 4.0}
     expected = group_advantages([0.0, 1.0, 2.0, 3.0], "group_mean", "std")
     assert all(list(group.advantages) == expected and not group.kept for group in first.groups)
 

@@ -16,9 +16,9 @@ from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention import selfcheck
 from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
 from vlm_pg.errors import ModelError
-from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.packing import pack_prefixes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
@@ -66,7 +66,7 @@ def test_a_forward_without_backward_is_freed(monkeypatch: pytest.MonkeyPatch) ->
     group = one_group(policy)
     policy.logprobs([group])
     features = policy.join_features([group], policy.vision.encode([group.prompt]))
-    policy(pack_prefixes([group], policy.device), features)
+    policy(Policy.prefix_states, pack_prefixes([group], policy.device), features)
     gc.collect()
     assert len(contexts) == 2
     assert all(context() is None for context in contexts)

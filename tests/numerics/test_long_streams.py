@@ -9,7 +9,7 @@ import torch
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.batching.plan import MicroBatch, chunk_responses
-from vlm_pg.models.chunked import backward_in_chunks, micro_batch_losses, pack_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks, pack_micro_batch, run_micro_batch
 from vlm_pg.models.offloading import FileOnDisk
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_memory import MemoryChoice
@@ -148,14 +148,15 @@ def test_engines_that_scale_losses_get_scaled_gradients() -> None:
     policy = tiny_policy(gradient_checkpointing=True)
     groups = groups_of(policy)
     lengths = [[len(response) - 1 for response in group.responses] for group in groups]
-    streams = pack_chunks(policy, groups, MicroBatch(tuple(chunk_responses(lengths, range(len(groups)), 12))))
+    chunks = tuple(chunk_responses(lengths, range(len(groups)), 12))
+    streams = pack_micro_batch(policy, groups, MicroBatch(chunks), len(chunks))
 
     def gradients(choice: MemoryChoice, scale: float, told: float) -> Outcome:
         use(policy, choice)
         policy.zero_grad()
         features = policy.join_features(groups, policy.vision.encode([group.prompt for group in groups]))
-        for loss in micro_batch_losses(policy, streams, features, lambda _, v, __: v.sum(), loss_scale=told):
-            (scale * loss).backward()
+        backward = lambda loss: (scale * loss).backward()  # noqa: E731
+        run_micro_batch(policy, streams, features, lambda _, v, __: v.sum(), backward, loss_scale=told)
         found = {name: p.grad / scale for name, p in policy.model.named_parameters() if p.grad is not None}
         return torch.zeros(()), found
 

@@ -13,8 +13,7 @@ from tests.support.collecting import made_up_collector, tiny_config
 from tests.support.groups import tiny_policy
 from vlm_pg.metrics import Metric
 from vlm_pg.tally import Tally
-from vlm_pg.training.step import Update
-from vlm_pg.training.updates import run_updates
+from vlm_pg.training.updates import Update, run_updates
 from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
 
 REPLAYED = Metric("replayed", "rollouts", "sum")

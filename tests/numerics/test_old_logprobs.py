@@ -18,7 +18,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 SETTINGS = TrainingSettings(steps=1, learning_rate=1e-4)

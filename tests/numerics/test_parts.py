@@ -25,14 +25,14 @@ from tests.support.groups import (
 from tests.support.tiny import VL_FAMILY_NAMES
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, Part
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.rates import trained_weights
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import ResponseGroup
 
 SUBSETS: list[tuple[Part, ...]] = [
@@ -226,8 +226,9 @@ def test_an_update_of_text_alone_while_the_tower_trains() -> None:
     policy = tiny_policy(train=("tower", "merger"))
     engine = TorchEngine(policy, _settings())
     text = [group for group in make_groups(policy) if group.prompt.grid_thw is None]
+    before = policy.vision.version
     metrics = update_policy(engine, None, Update(text, 1e-3), UpdateSettings(AlgorithmSettings(), 10_000))
-    assert metrics["grad_norm"] == 0 and policy.vision.version == 1
+    assert metrics["grad_norm"] == 0 and policy.vision.version > before
 
 
 def test_equal_rates_are_one_group() -> None:

@@ -21,7 +21,7 @@ from tests.support.groups import (
     repeated_logprobs,
     tiny_policy,
 )
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.rollout.ragged import RaggedDecoder

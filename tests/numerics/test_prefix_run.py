@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.groups import make_case, random_group, tiny_policy
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.packing import pack_chunk, pack_prefixes
 from vlm_pg.models.policy import Policy
 from vlm_pg.types import ResponseGroup
@@ -71,9 +71,9 @@ def test_no_gradient_no_graph() -> None:
     with torch.no_grad():
         prefixes = pack_prefixes(groups, policy.device)
         features = policy.join_features(groups, policy.vision.encode([group.prompt for group in groups]))
-        states = policy(prefixes, features)
+        states = policy(Policy.prefix_states, prefixes, features)
         batch = pack_chunk(prefixes, groups, [[4, 0], [], [1], [0]], policy.device)
-        logprobs, _ = policy(batch, states, 1.0)
+        logprobs, _ = policy(Policy.chunk_logprobs, batch, states, 1.0)
     assert not logprobs.requires_grad
     video, image, text, images = batch.split(logprobs)
     assert image == []

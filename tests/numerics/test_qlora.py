@@ -12,8 +12,8 @@ from tests.support.groups import gradient_errors, make_case, random_group, tiny_
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model
 from vlm_pg.errors import ModelError
-from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.loading import load_policy
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import load_reference
 from vlm_pg.models.settings import LoraSettings, ModelSettings

@@ -216,7 +216,7 @@ def test_entropies_and_sampling_logprobs_are_recorded_beside_the_policys(family:
     groups = [ResponseGroup(p, tuple(r.token_ids for r in rs)) for p, rs in zip(prompts, sampled, strict=True)]
     features = policy.join_features(groups, policy.vision.encode(prompts))
     with torch.no_grad():
-        _, entropies = policy(policy.pack(groups), features, 0.8)
+        _, entropies = policy(Policy.stream_logprobs, policy.pack(groups), features, 0.8)
     recorded = torch.cat([rollout.entropies for rollouts in sampled for rollout in rollouts])
     assert (recorded - entropies).abs().max() < 1e-4
     for rollout in (rollout for rollouts in sampled for rollout in rollouts):

@@ -16,7 +16,7 @@ from tests.support.processes import launch_ranks
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
 from vlm_pg.bench.shapes import LanguageShape
 from vlm_pg.distributed import SequenceGroup
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.plan.communication import sequence_parallel_bytes
 
 TOLERANCE = 1e-5

@@ -12,7 +12,7 @@ from data_pipelines.embedded import main as prepare_embedded
 from tests.support.groups import gradient_errors, make_case, random_group, tiny_policy, weighted_sum
 from tests.support.runs import ROOT, read_lines
 from vlm_pg.config import load_config
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.packing import packed_tokens, repeated_tokens
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import RolloutEngine

@@ -81,7 +81,7 @@ def build(policy: Policy, cases: Sequence[Case]) -> list[ResponseGroup]:
 def scored(policy: Policy, groups: Sequence[ResponseGroup], share: bool) -> list[list[torch.Tensor]]:
     features = policy.vision.encode([group.prompt for group in groups], with_graph=policy.vision.trains)
     batch = pack(groups, policy.device, share)
-    return batch.split(policy(batch, policy.join_features(groups, features), 1.0)[0])
+    return batch.split(policy(Policy.stream_logprobs, batch, policy.join_features(groups, features), 1.0)[0])
 
 
 def assert_close(ours: Sequence[Sequence[torch.Tensor]], theirs: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -130,11 +130,11 @@ def test_a_video_of_two_questions_passes_the_language_model_once(chunked: bool) 
     features = policy.join_features(groups, policy.vision.encode([case.prompt for case in cases]))
     if chunked:
         prefixes = pack_prefixes(groups, policy.device)
-        states = policy(prefixes, features)
+        states = policy(Policy.prefix_states, prefixes, features)
         for chosen in ([[0, 1], []], [[2], [0]], [[], [1]]):
-            policy(pack_chunk(prefixes, groups, chosen, policy.device), states, 1.0)
+            policy(Policy.chunk_logprobs, pack_chunk(prefixes, groups, chosen, policy.device), states, 1.0)
     else:
-        policy(policy.pack(groups), features, 1.0)
+        policy(Policy.stream_logprobs, policy.pack(groups), features, 1.0)
     responses = sum(len(r) - 1 for group in groups for r in group.responses)
     assert sum(rows) == first.num_tokens + second.num_tokens - common + responses
 
@@ -155,13 +155,13 @@ def test_chunks_behind_shared_prompts_equal_one_pass(layout: object, checkpointi
     features = policy.vision.encode([group.prompt for group in groups], with_graph=True)
     prefixes = pack_prefixes(groups, policy.device)
     leaf = policy.join_features(groups, features)
-    states = policy(prefixes, leaf)
+    states = policy(Policy.prefix_states, prefixes, leaf)
     ones = [[i for i, r in enumerate(group.responses) if len(r) == 1] for group in groups]
     rest = [[i for i, r in enumerate(group.responses) if len(r) > 1] for group in groups]
     chunks = [[of_group[:1] for of_group in rest], [of_group[1:] for of_group in rest], ones]
     for chosen in (chosen for chosen in chunks if any(chosen)):
         chunk = pack_chunk(prefixes, groups, chosen, policy.device)
-        logprobs = chunk.split(policy(chunk, states, 1.0)[0])
+        logprobs = chunk.split(policy(Policy.chunk_logprobs, chunk, states, 1.0)[0])
         assert_close(logprobs, [[expected[g][i] for i in of_group] for g, of_group in enumerate(chosen)])
         terms = [
             (values * by_response[g][i]).sum()

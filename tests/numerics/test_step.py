@@ -14,11 +14,12 @@ from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.plan import MicroBatch
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.micro_batches import Slot
 from vlm_pg.models.policy import Policy
-from vlm_pg.training.calls import PassSlot, agreed_slots
 from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.parallel import Parallel
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import Rollout, RolloutGroup
 
 # Adam divides each gradient by its own size, so an element whose gradient is rounding noise may move by a sizeable part
@@ -102,13 +103,14 @@ def test_checkpointing_does_not_change_the_update_of_chunked_groups(train_vision
 def test_passes_for_other_ranks_are_worth_nothing(train_vision: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if another rank had two chunks more, a chunked micro-batch more and a single pass more."""
 
-    def as_if(plan: Sequence[MicroBatch], device: torch.device) -> list[PassSlot]:
-        own = agreed_slots(plan, device)
-        assert own[0].chunks == 2
-        return [replace(own[0], chunks=4), PassSlot(None, 3), *own[1:], PassSlot(None, 1)]
+    class WithAnother(Parallel):
+        def slots(self, micro_batches: Sequence[MicroBatch]) -> list[Slot]:
+            own = super().slots(micro_batches)
+            assert own[0].chunks == 2
+            return [replace(own[0], chunks=4), Slot(None, 3), *own[1:], Slot(None, 1)]
 
     whole = updated(train_vision, 10_000)
-    monkeypatch.setattr("vlm_pg.training.step.agreed_slots", as_if)
+    monkeypatch.setattr(RecordingEngine, "parallel", property(WithAnother))
     padded = updated(train_vision, 102)
     assert padded[2]["backward_calls"] == 5 + 4 + 3 + 1
     assert padded[2]["tokens_computed"] == whole[2]["tokens_computed"]
@@ -228,7 +230,7 @@ def test_features_of_older_weights_are_refused() -> None:
     policy.weights_changed()
     from vlm_pg.types import ResponseGroup
 
-    with pytest.raises(ValueError, match="come from version 0 of the vision tower, which is now at 1"):
+    with pytest.raises(ValueError, match=r"come from version \d+ of the vision tower, which is now at \d+; encode"):
         policy.logprobs([ResponseGroup(prompt, (groups[0].rollouts[0].token_ids,))], old)
 
 

@@ -15,8 +15,7 @@ from tests.support.groups import plain_model, tiny_policy
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.models.policy import Policy
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
-from vlm_pg.training.updates import run_updates
+from vlm_pg.training.updates import Update, UpdateSettings, run_updates, update_policy
 from vlm_pg.types import ResponseGroup, RolloutGroup
 
 

@@ -16,7 +16,7 @@ from vlm_pg.training.collect import Collector, Stages
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream, TrainingData
-from vlm_pg.training.samplers import make_control_sampler
+from vlm_pg.training.setup import make_control_sampler
 from vlm_pg.types import BadSample, MediaRef, Prompt, RewardBreakdown, Sample
 
 Reward = Callable[[Response, int], float | None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,10 +23,10 @@ from vlm_pg.distributed import ALONE, RankLayout, max_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, LoraSettings, Part
 from vlm_pg.training.engines import Engine, TorchEngine
-from vlm_pg.training.exchange import dealt
+from vlm_pg.training.parallel import deal_update
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.training.step_features import StepFeatures
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import Prompt, Rollout, RolloutGroup
 
 STEPS, LEARNING_RATE = 5, 1e-3
@@ -245,13 +245,19 @@ def train_steps(
 
 def _dealt(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budget: int) -> Update:
     """Features are made before the deal, within it, or anew after it, in turn."""
-    prompts = {group.prompt.sample_id: group.prompt for group in of_data_rank}
+    assert engine.parallel is not None
+    made = None
+    if step % 3 == 0:
+        everybody = [group.prompt for group in of_data_rank]
+        made = StepFeatures(engine.policy, everybody, engine.sequence, engine.everyone)
+        pairs = zip(of_data_rank, made.prompts, strict=True)
+        of_data_rank = [replace(group, prompt=prompt) for group, prompt in pairs]
+    engine.parallel.prompts = {group.prompt.sample_id: group.prompt for group in of_data_rank}
+    engine.parallel.costs = CostModel(token=1000, pair=1, logit=10)
     own = of_data_rank[engine.ranks.sequence_rank :: engine.ranks.sequence_size]
-    everybody = list(prompts.values())
-    made = StepFeatures(engine.policy, everybody, engine.sequence, engine.everyone) if step % 3 == 0 else None
-    costs = CostModel(token=1000, pair=1, logit=10)
-    share = dealt(engine, Update(own, LEARNING_RATE, made, prompts=prompts, costs=costs), budget)
-    return Update(share.groups, LEARNING_RATE, share.encoded_anew(engine) if step % 3 == 2 else share.vision)
+    share = deal_update(engine, Update(own, LEARNING_RATE, made), budget)
+    share = share.encoded_anew(engine) if step % 3 == 2 else share
+    return Update(share.groups, LEARNING_RATE, share.vision)
 
 
 def weights(engine: Engine) -> dict[str, torch.Tensor]:

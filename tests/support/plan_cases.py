@@ -30,7 +30,7 @@ from vlm_pg.plan.shape import shape_of
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import Prompt, RewardBreakdown, Rollout, RolloutGroup, Sample
 
 TEXT = {"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2}

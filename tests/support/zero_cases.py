@@ -18,7 +18,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, ModelSettings, Part
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import Rollout, RolloutGroup
 
 STEPS, MATRIX_STEPS = 3, 5

@@ -29,9 +29,9 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.training.engines import Engine, TorchEngine
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
+from vlm_pg.training.setup import choose_memory
 from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.training.stream_memory import choose_memory
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import Prompt, RolloutGroup, Sample
 
 # Patches of a pair of frames, in height and width, of which 2 x 2 become one visual token.
@@ -134,6 +134,7 @@ def one_step(engine: Engine, config: RunConfig, prompt: Prompt, step: int) -> tu
 
     vision = timed("vision", lambda: StepFeatures(policy, [prompt], engine.sequence))
     sampler = RolloutEngine(policy, config.rollout, seed=step)
+    (prompt,) = vision.prompts
     (rollouts,) = timed("rollout", lambda: sampler.generate([prompt], step=step))
     # Made up, of mean 0 and spread 1 where their number is even.
     advantages = tuple(1.0 if index % 2 else -1.0 for index in range(len(rollouts)))

@@ -93,7 +93,8 @@ class GroupedScorer:
             features = policy.vision.encode([group.prompt for group in groups], with_graph=with_graph)
             joined = policy.join_features(groups, features)
             if counted is None:
-                return Scores(*policy(policy.pack(groups), joined, temperature, entropy_graph))
+                batch = policy.pack(groups)
+                return Scores(*policy(Policy.stream_logprobs, batch, joined, temperature, entropy_graph))
             return self._with_balancing(groups, joined, temperature, entropy_graph, counted)
 
         return Scores(*model(grouped_score=score))
@@ -112,7 +113,7 @@ class GroupedScorer:
         batch = pack(with_last_tokens_read(groups), policy.device)
         with recorded_router_logits(policy.family.routers(policy.language_model)) as logits:
             # Every token goes through every router.
-            logprobs, entropies = policy(batch, features, temperature, entropy_graph, True)
+            logprobs, entropies = policy(Policy.stream_logprobs, batch, features, temperature, entropy_graph, True)
         loss = balancing_loss(logits, repetitions(batch, counted), policy.model.config.get_text_config())
         return Scores(without_last_tokens(logprobs, batch), without_last_tokens(entropies, batch), loss)
 

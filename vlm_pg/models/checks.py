@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from vlm_pg.errors import SampleError
 from vlm_pg.types import Prompt, ResponseGroup, Sample
 
 
@@ -35,18 +34,6 @@ def check_prompt(prompt: Prompt, patches_per_token: int) -> None:
             f"Prompt {prompt.sample_id!r} has {tokens} media tokens, {pixels} patches of pixels and grids of {patches} "
             f"patches; {patches_per_token} patches make one token. Take ids, pixels and grids from one processor call, "
             "without truncation."
-        )
-
-
-def check_length(prompt: Prompt, response_tokens: int, max_positions: int | None) -> None:
-    """Raise SampleError ("too_long_for_model") if prompt and response go beyond the model's positions."""
-    last = max(int(prompt.positions_3P.max()) + 1, prompt.next_position + response_tokens)
-    if max_positions is not None and last > max_positions:
-        raise SampleError(
-            "too_long_for_model",
-            f"Sample {prompt.sample_id!r} reaches position {last} with a response of {response_tokens} tokens; the "
-            f"model knows positions up to {max_positions}. Lower media.max_frames, media.max_pixels or "
-            "rollout.max_new_tokens; as a library, use a shorter prompt or response.",
         )
 
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.errors import ModelError
-from vlm_pg.models.checks import check_length, check_prompt, media_among
+from vlm_pg.models.checks import check_prompt, media_among
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.models.lora import (
@@ -355,7 +355,7 @@ class WeightlessPolicy:
 
     def check_length(self, prompt: Prompt, response_tokens: int) -> None:
         """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
-        check_length(prompt, response_tokens, getattr(self.config.get_text_config(), "max_position_embeddings", None))
+        prompt.check_length(response_tokens, getattr(self.config.get_text_config(), "max_position_embeddings", None))
 
     @cached_property
     def model(self) -> SimpleNamespace:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -24,6 +24,9 @@ from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Policy(Network):
@@ -114,9 +117,9 @@ class Policy(Network):
             with_graph = self.vision.trains and torch.is_grad_enabled()
             prompts = [group.prompt for group in groups]
             features = self.vision.encode(prompts, with_graph=with_graph, sequence=sequence)
-        # At one's own pace past the hooks on the policy: DeepSpeed's begin with a collective.
-        run = self.forward if self._own_pace else self
-        logprobs, _ = run(batch, self.join_features(groups, features), temperature)
+        # Ranks that are independent bypass the hooks on the policy: DeepSpeed's begin with a collective.
+        call = self.forward if self._own_pace else self
+        logprobs, _ = call(Policy.stream_logprobs, batch, self.join_features(groups, features), temperature)
         return batch.split(logprobs)
 
     def pack(self, groups: Sequence[ResponseGroup]) -> PackedBatch:
@@ -125,7 +128,14 @@ class Policy(Network):
             self.check_group(group)
         return pack(groups, self.device) if self.settings.share_prefix else pack_repeated(groups, self.device)
 
-    def join_features(self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures]) -> torch.Tensor | None:
+    def encode_vision(self, prompts: Sequence[Prompt], sequence: SequenceGroup = BY_ITSELF) -> list[Prompt]:
+        """The prompts with their visual features, without a graph; see ``VisionEncoder.encode``."""
+        features = self.vision.encode(prompts, sequence=sequence)
+        return [replace(prompt, features=item) for prompt, item in zip(prompts, features, strict=True)]
+
+    def join_features(
+        self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures | None]
+    ) -> torch.Tensor | None:
         """Features of all groups in stream order, [M, D]; None without media. Refuses features of other weights.
 
         Where nothing is shared there is a copy for each response.
@@ -134,41 +144,30 @@ class Policy(Network):
             raise ValueError(f"Got {len(features)} visual features for {len(groups)} groups; pass one per group.")
         tensors = []
         for group, item in zip(groups, features, strict=True):
-            rows = 0 if item.features is None else item.features.shape[0]
+            tensor = None if item is None else item.features
+            rows = 0 if tensor is None else tensor.shape[0]
             if rows != group.prompt.num_visual_tokens:
                 raise ValueError(
                     f"Prompt {group.prompt.sample_id!r} has {group.prompt.num_visual_tokens} media tokens but {rows} "
                     "visual features; pass the features of the same prompts in the same order."
                 )
-            if item.weights_version != self.vision.version:
+            if item is not None and not self.vision.is_current(item):
                 raise ValueError(
                     f"Visual features of {group.prompt.sample_id!r} come from version {item.weights_version} of the "
                     f"vision tower, which is now at {self.vision.version}; encode the prompt again."
                 )
-            if item.features is not None:
-                tensors += [item.features] * (1 if self.settings.share_prefix else len(group.responses))
+            if tensor is not None:
+                tensors += [tensor] * (1 if self.settings.share_prefix else len(group.responses))
         return torch.cat(tensors) if tensors else None
 
-    def forward(self, batch: Any, *args: Any) -> Any:
-        """One pass of the model, through this method so that hooks on the policy (DeepSpeed) see it.
+    def forward(self, run: Callable[Concatenate[Policy, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """One of the passes below as the forward of this module, so that hooks on it (DeepSpeed, ZeRO-3) see the pass.
 
-        ``forward(PackedBatch, features [M, ...] or None, temperature, entropy_graph, whole_layers)
-        -> (logprobs fp32 [R], entropies fp32 [R])``: everything in one stream; log-probabilities of all response
-        tokens, and entropies in nats, detached unless ``entropy_graph`` (one more tensor of logits a chunk in
-        backward). ``whole_layers``: every row goes through all of the last layer, too.
-        ``forward(PrefixBatch, features) -> PrefixStates``: prefixes alone, for groups beyond memory.
-        ``forward(ChunkBatch, PrefixStates, temperature, entropy_graph) -> (logprobs, entropies)``: responses behind.
-        ``forward(PrefixStates, loss_scale, every_weight) -> zero``: whose backward goes on through the prefixes.
+        ``policy(Policy.stream_logprobs, batch, features)`` returns ``policy.stream_logprobs(batch, features)``.
         """
-        if isinstance(batch, PrefixBatch):
-            return run_prefixes(self, batch, *args)
-        if isinstance(batch, ChunkBatch):
-            return run_chunk(self, batch, *args)
-        if isinstance(batch, PrefixStates):
-            return run_back(self, batch, *args)
-        return self._score(batch, *args)
+        return run(self, *args, **kwargs)
 
-    def _score(
+    def stream_logprobs(
         self,
         batch: PackedBatch,
         features: torch.Tensor | None,
@@ -176,10 +175,31 @@ class Policy(Network):
         entropy_graph: bool = False,
         whole_layers: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities fp32 [R] of all response tokens of a stream, and entropies fp32 [R] in nats.
+
+        Args:
+            features: [M, ...], as ``join_features`` returns them.
+            entropy_graph: keep the entropies on the graph (one more tensor of logits a chunk in backward).
+            whole_layers: every row goes through all of the last layer, too.
+        """
         reads = reading_plan(batch.tree, batch.reads)
         context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
         hidden = read_hidden(self, batch, context, features, whole_layers)
         return target_logprobs(self, batch, hidden, temperature, entropy_graph)
+
+    def prefix_states(self, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
+        """Prompts alone, for groups beyond memory: what their responses need of them."""
+        return run_prefixes(self, batch, features)
+
+    def chunk_logprobs(
+        self, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0, entropy_graph: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``stream_logprobs``, of some responses behind prompts that have run."""
+        return run_chunk(self, batch, states, temperature, entropy_graph)
+
+    def prefix_loss(self, states: PrefixStates, loss_scale: float, every_weight: bool) -> torch.Tensor:
+        """Zero, whose backward carries what the chunks' backward passes left in ``states`` through the prompts."""
+        return run_back(self, states, loss_scale, every_weight)
 
     def idle_vision_loss(self) -> torch.Tensor:
         """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.
@@ -213,21 +233,34 @@ class Policy(Network):
         if not self.family.reads_media and (what := checks.media_among(samples, where)):
             refuse_media(self.model, what)
 
-    def check_prompt(self, prompt: Prompt) -> None:
-        """Raise ValueError if ids, pixels and grids do not belong together, ModelError for media nobody could read."""
+    @property
+    def max_positions(self) -> int | None:
+        """Positions that the model knows."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def check_prompt(self, prompt: Prompt, response_tokens: int = 0) -> None:
+        """
+        Args:
+            response_tokens: of the longest response.
+
+        Raises:
+            ValueError: ids, pixels and grids do not belong together.
+            ModelError: media for a model that reads text alone.
+            SampleError: as ``check_length``.
+        """
         if not self.family.reads_media and (prompt.grid_thw is not None or prompt.num_visual_tokens):
             refuse_media(self.model, f"Prompt {prompt.sample_id!r} has images or videos")
         checks.check_prompt(prompt, self.pixels.patches_per_token)
+        if response_tokens:
+            self.check_length(prompt, response_tokens)
 
     def check_length(self, prompt: Prompt, response_tokens: int) -> None:
-        """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        checks.check_length(prompt, response_tokens, limit)
+        """Raise SampleError ("too_long_for_model") if prompt and response exceed the positions the model knows."""
+        prompt.check_length(response_tokens, self.max_positions)
 
     def check_group(self, group: ResponseGroup) -> None:
         """Raise ValueError or SampleError for a group that cannot be scored exactly, and say why."""
         responses = checks.checked_responses(group)
-        self.check_prompt(group.prompt)
-        self.check_length(group.prompt, max(len(response) for response in responses))
+        self.check_prompt(group.prompt, max(len(response) for response in responses))
         for index, response in enumerate(responses):
             checks.check_response_ids(group, index, response, self.vocab_size, self.media_token_ids)

@@ -33,7 +33,9 @@ class ScoringPolicy(Protocol):
         """As ``Policy.logprobs``."""
         ...
 
-    def join_features(self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures]) -> torch.Tensor | None:
+    def join_features(
+        self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures | None]
+    ) -> torch.Tensor | None:
         """As ``Policy.join_features``."""
         ...
 

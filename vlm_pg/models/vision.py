@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from weakref import WeakValueDictionary
 
 import torch
@@ -15,6 +15,9 @@ from vlm_pg.models.feature_store import FeatureStore
 from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.vision_pieces import Grid, VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
+
+# Of all encoders of this process: equal versions mean one encoder and the same weights.
+_VERSIONS = count()
 
 
 class VisionEncoder:
@@ -54,7 +57,7 @@ class VisionEncoder:
         self._in_use: WeakValueDictionary[str, VisualFeatures] = WeakValueDictionary()
         self._trains = trains
         self.kept: FeatureStore | None = None
-        self.version = 0
+        self.version = next(_VERSIONS)
         self.patches_run = 0
 
     @property
@@ -72,13 +75,17 @@ class VisionEncoder:
         does so now has another output than it had.
         """
         if self._trains or trains:
-            self.version += 1
+            self.version = next(_VERSIONS)
             self.forget()
             self.kept = None  # what is on disk is the output of other weights
         self._trains = self._trains if trains is None else trains
 
+    def is_current(self, features: VisualFeatures | None) -> bool:
+        """Whether this tower, with the weights it has now, made these features."""
+        return features is not None and features.weights_version == self.version
+
     def forget(self) -> None:
-        """Let go of everything that is kept."""
+        """Drop all cached features."""
         self._kept.clear()
         self._in_use.clear()
         self._kept_bytes = 0

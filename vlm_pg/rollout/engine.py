@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -133,9 +134,6 @@ class RolloutEngine:
             ConfigError: the memory budget has no room for one group alone.
             InterruptedError: a stop was asked for.
         """
-        for prompt in prompts:
-            self.policy.check_prompt(prompt)
-            self.policy.check_length(prompt, self.settings.max_new_tokens)
         if not prompts:
             return []
         kept = 0 if self._decoder is None else self._decoder.nbytes
@@ -154,6 +152,8 @@ class RolloutEngine:
     ) -> list[tuple[Rollout, ...]]:
         if sequence.size == 1:
             return self._run(_ContinuousBatch(self, prompts, step))
+        for prompt in prompts:
+            self.policy.check_prompt(prompt, self.settings.max_new_tokens)
         rollouts: dict[int, tuple[Rollout, ...]] = {}
         budget = self._common_budget(sequence)
         # A prefill is for all of them, so nobody starts one while others still sample.
@@ -297,7 +297,8 @@ class _ContinuousBatch:
         self.prompts, self.step = [prompt for prompt in prompts for _ in range(self.copies)], step
         divided = together is not None and together.divided
         budget = engine.budget()
-        self.waiting = WaitingPrompts(self.prompts, share)
+        check = partial(self.policy.check_prompt, response_tokens=self.settings.max_new_tokens)
+        self.waiting = WaitingPrompts(self.prompts, share, check)
         self.divided: DividedPrompts | None = None
         if divided:
             self.store = PrefixStore()

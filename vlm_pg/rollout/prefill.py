@@ -95,8 +95,11 @@ class Prefill:
             For each node of ``ends`` among them the last hidden state [D] of its last token.
         """
         owners = sorted({self.nodes[node].owner for node in new if self._has_media(node)})
-        encoded = self.policy.vision.encode([self.prompts[owner] for owner in owners], sequence=self.sequence)
-        features = dict(zip(owners, encoded, strict=True))
+        vision = self.policy.vision
+        features = {owner: f for owner in owners if vision.is_current(f := self.prompts[owner].features) and f}
+        if missing := [owner for owner in owners if owner not in features]:
+            encoded = vision.encode([self.prompts[owner] for owner in missing], sequence=self.sequence)
+            features |= zip(missing, encoded, strict=True)
         last_hidden: dict[int, torch.Tensor] = {}
         for one in self._passes(new, ends):
             if self.policy.turns is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from vlm_pg.models.prompt_tree import PromptNode, PromptTree, prompt_tree
@@ -18,9 +18,15 @@ class WaitingPrompts:
 
     ``nodes``: of all prompts; ``owner`` counts the prompts as they were given, and parents have smaller numbers.
     ``paths``: for each prompt its nodes from the beginning to its end. With ``share`` off that is one, its own.
+
+    Args:
+        check: raises for a prompt that cannot be generated from.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], share: bool = True):
+    def __init__(self, prompts: Sequence[Prompt], share: bool = True, check: Callable[[Prompt], None] | None = None):
+        if check is not None:
+            for prompt in prompts:
+                check(prompt)
         self.nodes: list[PromptNode] = []
         self.paths: list[tuple[int, ...]] = []
         order: list[int] = []

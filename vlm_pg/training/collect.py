@@ -9,9 +9,10 @@ rollouts are pruned rank by rank).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -25,28 +26,25 @@ from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler, Scorer
 from vlm_pg.tally import Tally
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.group_advantages import (
+from vlm_pg.training.groups import (
+    KEPT_TOKENS,
+    add_parts,
     advantage_groups,
     all_tokens,
+    has_spread,
     kept_tokens,
     prune_groups,
+    responses_of,
+    reward_groups,
+    shape_rewards,
     token_advantage_groups,
     trains,
     without_truncated,
 )
-from vlm_pg.training.group_metrics import KEPT_TOKENS
-from vlm_pg.training.group_rewards import add_parts, has_spread, responses_of, reward_groups, shape_rewards
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
-from vlm_pg.training.sequence_ranks import (
-    SharedPrompts,
-    rollouts_together,
-    sampler_of_all,
-    scores_together,
-    shared_prompts,
-)
 from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.types import Prompt, ResponseGroup, RolloutGroup, Sample
+from vlm_pg.types import Prompt, Rollout, RolloutGroup, Sample
 
 # Costs of questions vary, so what a round leaves free is filled by another one; few rounds get within half a question.
 FILL_ROUNDS = 16
@@ -88,11 +86,9 @@ class Stages:
 class StepBatch:
     """What a step works on, on this rank.
 
-    ``sampled``: every complete group, for metrics and logs. ``groups``: what trains, pruned rollouts marked in
-    ``kept``. ``vision``: visual features of ``groups``, in order, where they were made before generation.
-    ``counts``: of all ranks together. ``sampling``: what the samplers did on this rank. ``held``: features of all that
-    was asked: while somebody holds them, the step's media are not encoded again, whatever the encoder's cache keeps.
-    ``prompts``: by sample id, those of this process and of its sequence group.
+    ``sampled``: every complete group, for metrics and logs, without visual features. ``groups``: what trains, pruned
+    rollouts marked in ``kept``. ``vision``: the run of the tower whose features the prompts of ``groups`` carry, where
+    it ran for training. ``counts``: of all ranks together. ``sampling``: what the samplers did on this rank.
     """
 
     sampled: list[RolloutGroup]
@@ -100,8 +96,6 @@ class StepBatch:
     vision: StepFeatures | None
     counts: dict[str, float]
     sampling: Tally
-    held: Sequence[StepFeatures] = ()
-    prompts: Mapping[str, Prompt] = field(default_factory=dict)
 
 
 class Collector:
@@ -116,11 +110,10 @@ class Collector:
         should_stop: Callable[[], bool] = lambda: False,
     ):
         self.config, self.algorithm = config, config.algorithm
-        self.engine, self.policy, self.stages, self.phases = engine, engine.policy, stages, phases
+        self.engine, self.policy, self.parallel = engine, engine.policy, engine.parallel
+        self.stages, self.phases = stages, phases
         self._should_stop = should_stop
         self._asked: dict[str, int] = {}  # sample id -> place among the step's questions
-        self._held: list[StepFeatures] = []
-        self._prompts: dict[str, Prompt] = {}
         self._controls: dict[str, list[float | None]] = {}
         self._seen, self._sampling = Tally(), Tally()
 
@@ -130,11 +123,13 @@ class Collector:
         Raises:
             InterruptedError: a stop was asked for.
         """
-        self._asked, self._held, self._controls, self._seen, self._sampling = {}, [], {}, Tally(), Tally()
-        self._prompts = {}
+        self._asked, self._controls, self._seen, self._sampling = {}, {}, Tally(), Tally()
+        if self.parallel is not None:
+            self.parallel.prompts = {}
         if self._kl_in_reward:
             self._seen.add(KL, 0, 0)  # known, even where nothing was sampled
-        groups, vision = self._first_round(step, steps_ahead)
+        samples = self._take(self.config.training.prompts_per_step)
+        groups, vision = self._round(step, samples, steps_ahead, to_train=self._fixed_questions)
         dropped: list[RolloutGroup] = []
         counts: dict[str, float] = {}
         if self.algorithm.resample_rounds:
@@ -148,18 +143,14 @@ class Collector:
         sampled = groups + dropped
         if self.algorithm.mask_truncated:
             groups = [without_truncated(group) for group in groups]
-        # Corrected for pruning, the loss averages over what was sampled: also over groups of which nothing was drawn.
+        # With prune correction, the loss averages over all sampled groups, including fully pruned ones.
         counts_anyway = self.algorithm.prune_correction
-        held, self._held, prompts, self._prompts = self._held, [], self._prompts, {}
-        places = [place for place, group in enumerate(groups) if group.rollouts and (counts_anyway or trains(group))]
         return StepBatch(
-            sampled,
-            [groups[place] for place in places],
-            None if vision is None else vision.of(places),
+            [group.without_features() for group in sampled],
+            [group for group in groups if group.rollouts and (counts_anyway or trains(group))],
+            vision,
             {QUESTIONS: self._sum(len(sampled)), **counts, **self._seen.reduced()},
             self._sampling,
-            held,
-            prompts,
         )
 
     @property
@@ -173,10 +164,6 @@ class Collector:
     def _kl_in_reward(self) -> bool:
         return self.algorithm.kl_coef > 0 and self.algorithm.kl_in != "loss"
 
-    def _first_round(self, step: int, steps_ahead: int) -> tuple[list[RolloutGroup], StepFeatures | None]:
-        samples = self._take(self.config.training.prompts_per_step)
-        return self._round(step, samples, steps_ahead, to_train=self._fixed_questions)
-
     def _take(self, count: int) -> list[Sample]:
         samples = self.stages.stream.take(count, self._asked)
         self._asked |= {sample.sample_id: len(self._asked) + place for place, sample in enumerate(samples)}
@@ -185,7 +172,7 @@ class Collector:
     def _round(
         self, step: int, samples: Sequence[Sample], steps_ahead: int = 0, to_train: bool = False
     ) -> tuple[list[RolloutGroup], StepFeatures | None]:
-        """Complete groups of this rank's share of ``samples``, with rewards, and their features if they train."""
+        """Complete groups of this rank's share of ``samples``, with rewards; and the tower's run, if they train."""
         with self.phases.timed("prompts"):
             questions = self.stages.stream.load(samples)
             videos = [sample for sample, _ in questions if any(ref.kind == "video" for ref in sample.media)]
@@ -193,20 +180,24 @@ class Collector:
             shuffled = self.stages.stream.load_tampered(videos, shuffle_frames) if controlled else []
             if steps_ahead:
                 self.stages.stream.decode_ahead(steps_ahead)
-        prompts = shared_prompts(self.engine.sequence, [prompt for _, prompt in questions])
-        self._prompts |= {prompt.sample_id: prompt for prompt in prompts.everybody}
+        prompts = [prompt for _, prompt in questions]
+        if self.parallel is not None:
+            prompts = self.parallel.gather_prompts(prompts)
         trains, share = self.policy.vision.trains, self.policy.settings.share_prefix
+        vision = None
         # A trained tower runs here, once, with its graph, and all ranks enter it together. Generation and training use
         # its output. Where it is not known yet which questions train, it runs without for generation. Where nothing is
         # shared, it runs for every rollout wherever its output is needed.
         with self.phases.timed("vision"):
-            vision = self._features(prompts) if trains and to_train and share else None
+            if trains and to_train and share:
+                vision = self._encoded(prompts)
         with self.phases.timed("rollout"), self.engine.weights_at_hand():
             # A frozen tower may be entered by each rank as often as it needs, so it runs where all weights are at hand.
-            features = vision if trains or not share else self._features(prompts)
-            groups = self._sample(self.stages.sampler, questions, step, prompts)
-            controls = self._sample(self.stages.control, shuffled, f"{step}/control") if controlled else []
-        groups, features = self._answered(groups, features)
+            if share and not trains:
+                vision = self._encoded(prompts)
+            groups = self._sample(questions, prompts if vision is None else vision.prompts, step)
+            controls = self._sample_controls(shuffled, step)
+        groups = self._answered(groups)
         with self.phases.timed("rewards"):
             groups = reward_groups(groups, self.stages.rewarder, self._should_stop)
             by_id = {
@@ -220,51 +211,54 @@ class Collector:
             self._controls |= by_id
         with self.phases.waiting():
             agree_to_go_on()
-        return groups, features if to_train else None
+        return groups, vision if to_train else None
 
-    def _features(self, prompts: SharedPrompts) -> StepFeatures:
-        """Of this process's prompts; made together with those of the other sequence ranks."""
-        features = StepFeatures(self.policy, prompts.everybody, self.engine.sequence, self.engine.everyone)
-        self._held.append(features)
-        return features.of(prompts.own)
+    def _encoded(self, prompts: Sequence[Prompt]) -> StepFeatures:
+        return StepFeatures(self.policy, prompts, self.engine.sequence, self.engine.everyone)
 
     def _sample(
-        self,
-        sampler: Sampler | None,
-        questions: Sequence[tuple[Sample, Prompt]],
-        key: int | str,
-        prompts: SharedPrompts | None = None,
+        self, questions: Sequence[tuple[Sample, Prompt]], prompts: Sequence[Prompt], step: int
     ) -> list[RolloutGroup]:
-        """Rollouts of every question under the policy as it is now; none of one where a server failed.
+        """Rollouts of every question under the present policy; none of one where a server failed.
 
-        ``prompts``: those of the questions, with the other sequence ranks'.
+        Args:
+            prompts: of the questions, with visual features where they are made; with those of other sequence ranks.
         """
-        assert sampler is not None
-        sequence, version = self.engine.sequence, self.policy.weights_version
-        of_all = None
-        if prompts is not None:
-            of_all = sampler_of_all(sequence, sampler, prompts, self.config.rollout.split)
-        if prompts is not None and of_all is not None:
-            rollouts = rollouts_together(sequence, of_all, prompts, key)
+        sampler = self.stages.sampler
+        if self.parallel is None:
+            rollouts = sampler.generate(prompts, step)
         else:
-            rollouts = sampler.generate([prompt for _, prompt in questions], key)
+            self.parallel.prompts |= {prompt.sample_id: prompt for prompt in prompts}
+            rollouts = self.parallel.generate(sampler, prompts, step, self.config.rollout.split)
+            prompts = self.parallel.own(prompts)
         sampler.report(self._sampling)
+        return self._groups([sample for sample, _ in questions], prompts, rollouts)
+
+    def _sample_controls(self, shuffled: Sequence[tuple[Sample, Prompt]], step: int) -> list[RolloutGroup]:
+        """Rollouts of questions whose frames are out of order, where T-GRPO compares with them."""
+        control = self.stages.control
+        if control is None:
+            return []
+        prompts = [prompt for _, prompt in shuffled]
+        rollouts = control.generate(prompts, f"{step}/control")
+        control.report(self._sampling)
+        return self._groups([sample for sample, _ in shuffled], prompts, rollouts)
+
+    def _groups(
+        self, samples: Sequence[Sample], prompts: Sequence[Prompt], rollouts: Sequence[tuple[Rollout, ...]]
+    ) -> list[RolloutGroup]:
+        version = self.policy.weights_version
         return [
             RolloutGroup(sample, prompt, of_prompt, version, order=self._asked[sample.sample_id])
-            for (sample, prompt), of_prompt in zip(questions, rollouts, strict=True)
+            for sample, prompt, of_prompt in zip(samples, prompts, rollouts, strict=True)
         ]
 
-    def _answered(
-        self, groups: list[RolloutGroup], features: StepFeatures | None
-    ) -> tuple[list[RolloutGroup], StepFeatures | None]:
+    def _answered(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
         """Without the questions for which a server had no usable rollouts; those are recorded."""
         faults = self.stages.sampler.take_faults()
         if faults is not None:  # on all ranks or on none
             self.stages.stream.record(faults)
-        places = [place for place, group in enumerate(groups) if group.rollouts]
-        if len(places) == len(groups):
-            return groups, features
-        return [groups[place] for place in places], None if features is None else features.of(places)
+        return [group for group in groups if group.rollouts]
 
     def _replace_without_spread(
         self, step: int, groups: list[RolloutGroup]
@@ -314,15 +308,16 @@ class Collector:
         """Per token of each rollout: the KL of the policy that sampled to the reference."""
         assert self.stages.reference is not None
         algorithm = self.algorithm
-        asked = [ResponseGroup(group.prompt, tuple(r.token_ids for r in group.rollouts)) for group in groups]
+        asked = [group.response_group for group in groups]
+        score = self.stages.reference.score
+        if self.parallel is not None:
+            score = partial(self.parallel.score, self.stages.reference)
         with (
             self.phases.timed("reference"),
             self.stages.around_reference(),
             self.engine.weights_at_hand(),
         ):
-            scored = scores_together(
-                self.engine, self.stages.reference, asked, self._prompts, self.config.rollout.temperature
-            )
+            scored = score(asked, self.config.rollout.temperature)
         found = [
             [
                 kl_penalty(rollout.rollout_logprobs, ref, algorithm.kl_estimator, algorithm.log_ratio_clamp)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import groupby
 from pathlib import Path
@@ -12,23 +12,21 @@ from typing import Any, Literal, cast
 
 import torch
 
-from vlm_pg.distributed import RankLayout, SequenceGroup, join_ranks, max_over_ranks
+from vlm_pg.distributed import RankLayout, join_ranks, max_over_ranks
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.weights import is_on_nvme, not_finite
+from vlm_pg.models.weights import is_on_nvme, not_finite, whole_shape
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
-from vlm_pg.training.deepspeed_states import DividedEach, DividedTogether, link_states
 from vlm_pg.training.engines import (
     SHARD_BYTES,
     Engine,
     check_finite,
     check_updated,
-    everyone_who_encodes,
     keeps_masters,
 )
 from vlm_pg.training.gradient_guard import GradientGuard
-from vlm_pg.training.optimizer_states import OptimizerStates
-from vlm_pg.training.rates import PartRates, trained_weights
+from vlm_pg.training.optimizer_states import Kind, OptimizerStates, StateSlice, adam_state
+from vlm_pg.training.rates import trained_weights
 from vlm_pg.training.scattered_weights import save_scattered
 from vlm_pg.training.settings import TrainingSettings
 
@@ -114,9 +112,7 @@ class DeepSpeedEngine(Engine):
     ):
         import deepspeed
 
-        self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
-        self.everyone = everyone_who_encodes(policy, settings, ranks)
-        self.rates = PartRates(policy, settings)
+        super().__init__(policy, settings, ranks)
         config = _engine_config(settings, policy.dtype)
         self._stage = config.get("zero_optimization", {}).get("stage", 0)
         named = trained_weights(policy)
@@ -125,6 +121,7 @@ class DeepSpeedEngine(Engine):
         self._engine, *_ = deepspeed.initialize(
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config
         )
+        self.module = self._engine
         # DeepSpeed averages gradients over ranks; the loss weights already make them a sum. Sequence ranks count as any
         # others: each has the gradient of its rows alone.
         self.loss_scale = float(ranks.world_size)
@@ -141,9 +138,6 @@ class DeepSpeedEngine(Engine):
             settings.checked_updates,
         )
         self.gathers_all = self._stage < 3 or gather == "all" or (gather == "auto" and self._weights_fit())
-
-    def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._engine(*args)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         self._engine.set_gradient_accumulation_boundary(last)
@@ -248,3 +242,103 @@ def _first_moment(parameter: torch.nn.Parameter) -> torch.Tensor:
     from deepspeed.utils import safe_get_full_optimizer_state
 
     return cast(torch.Tensor, safe_get_full_optimizer_state(parameter, "exp_avg"))
+
+
+class _DeepSpeedStates(OptimizerStates):
+    def __init__(self, engine: Any, trained: Mapping[str, torch.nn.Parameter], masters: bool):
+        self._engine, self._zero, self._trained, self.masters = engine, engine.optimizer, trained, masters
+        self.shapes = {name: whole_shape(weight) for name, weight in trained.items()}
+        # DeepSpeed's AdamW for CPUs counts with ints.
+        self._whole_steps = not isinstance(self._adam, torch.optim.AdamW)
+
+    @property
+    def _adam(self) -> Any:
+        return self._zero.optimizer
+
+    @property
+    def updates(self) -> int:
+        states = [self._adam.state.get(flat, {}) for flat in self._flats()]
+        return max((int(state.get("step", 0)) for state in states), default=0)
+
+    def slices(self) -> Iterator[StateSlice]:
+        return self._pieces(self.updates, fill=False)
+
+    def blank(self, updates: int) -> Iterator[StateSlice]:
+        self._engine.global_steps = updates
+        self._engine.global_samples = updates * self._engine.train_batch_size()
+        return self._pieces(updates, fill=True)
+
+    def _flats(self) -> list[torch.Tensor]:
+        """This rank's fp32 weights, as the optimizer knows them: flat, many weights in one tensor."""
+        raise NotImplementedError
+
+    def _pieces(self, updates: int, fill: bool) -> Iterator[StateSlice]:
+        raise NotImplementedError
+
+    def _begin(self, flat: torch.Tensor, updates: int) -> None:
+        if updates:
+            self._adam.state[flat] = adam_state(flat, updates, self._whole_steps)
+
+
+class DividedTogether(_DeepSpeedStates):
+    """Stages 1 and 2."""
+
+    def _flats(self) -> list[torch.Tensor]:
+        # Of its optimizer for stage 1 in bf16, and of its optimizer for all else.
+        of_bf16 = getattr(self._zero, "fp32_groups_flat_partition", None)
+        return self._zero.single_partition_of_fp32_groups if of_bf16 is None else of_bf16
+
+    def _pieces(self, updates: int, fill: bool) -> Iterator[StateSlice]:
+        if fill:
+            for flat in self._flats():
+                self._begin(flat, updates)
+            if updates:
+                link_states(self._zero)
+        for name, weight in self._trained.items():
+            mapping = weight._hp_mapping  # type: ignore[attr-defined]
+            if mapping is None:
+                continue
+            for kind in self.kinds(updates):
+                part = mapping.get_hp_fragment(None if kind == "master" else kind)
+                yield StateSlice(name, kind, mapping.lp_fragment_address.start, part.detach())
+
+
+def link_states(zero: Any) -> None:
+    """Stages 1 and 2: DeepSpeed tells weights where their states lie, as it does after its first step."""
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
+
+
+class DividedEach(_DeepSpeedStates):
+    """Stage 3, states in memory or on NVMe, from where one group of weights at a time is fetched."""
+
+    def _flats(self) -> list[torch.Tensor]:
+        return self._zero.fp32_partitioned_groups_flat
+
+    def _pieces(self, updates: int, fill: bool) -> Iterator[StateSlice]:
+        names = {id(weight): name for name, weight in self._trained.items()}
+        for group, (flat, weights) in enumerate(zip(self._flats(), self._zero.fp16_groups, strict=True)):
+            on_nvme = self._zero._swappable_optimizer_subgroup(group)
+            if on_nvme:
+                self._zero._optimizer_states_and_gradient_swap_in(group)
+            if fill:
+                self._begin(flat, updates)
+            for weight in weights:
+                yield from self._of_weight(names[id(weight)], weight, flat, updates)
+            if on_nvme and fill:
+                self._zero._optimizer_states_and_gradient_swap_out(group)
+            elif on_nvme:
+                self._zero._release_swap_buffers(group)
+
+    def _of_weight(self, name: str, weight: Any, flat: torch.Tensor, updates: int) -> Iterator[StateSlice]:
+        _, offset, size = self._zero.grad_position[self._zero.get_param_id(weight)]
+        first = self._zero._get_param_partition_rank(weight) * size
+        # The last ranks' parts end in padding, or are nothing else.
+        count = min(size, weight.ds_numel - first)
+        for kind in self.kinds(updates) if count > 0 else ():
+            state = self._state(flat, kind)
+            yield StateSlice(name, kind, first, state[offset : offset + count])
+
+    def _state(self, flat: torch.Tensor, kind: Kind) -> torch.Tensor:
+        return flat.detach() if kind == "master" else self._adam.state[flat][kind]

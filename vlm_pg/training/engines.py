@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,10 +23,12 @@ from vlm_pg.errors import CheckpointError, NotFiniteError
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import Part
 from vlm_pg.models.weights import not_finite
-from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates
+from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates, read_states, write_states
 from vlm_pg.training.rates import PartRates, trained_weights
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.state_files import read_states, write_states
+
+if TYPE_CHECKING:
+    from vlm_pg.training.parallel import Parallel
 
 # Of one file of weights: what rank 0 holds beside its share while weights that are divided are saved.
 SHARD_BYTES = 5 * 10**9
@@ -35,12 +37,15 @@ SHARD_BYTES = 5 * 10**9
 class Engine(ABC):
     """Accumulates gradients over backward calls and applies them in one step.
 
-    ``forward`` is the policy's forward, possibly wrapped. Losses carry weights that sum to 1 over all ranks, so
-    gradients are added up over ranks, never averaged.
+    ``module`` is the policy, possibly wrapped, and called as ``Policy.forward``. Losses carry weights that sum to 1
+    over all ranks, so gradients are added up over ranks, never averaged.
     """
 
     policy: Policy
+    module: Callable[..., Any]
     ranks: RankLayout = ALONE
+    # What several processes do together in a step; None for one process.
+    parallel: Parallel | None = None
     # The processes that share this one's token streams.
     sequence: SequenceGroup = BY_ITSELF
     # All processes, where they divide the frames of a tower that trains among themselves.
@@ -54,9 +59,16 @@ class Engine(ABC):
     needs_every_weight: bool = False
     rates: PartRates
 
-    @abstractmethod
-    def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``Policy.forward``."""
+    def __init__(self, policy: Policy, settings: TrainingSettings, ranks: RankLayout):
+        self.policy, self.ranks = policy, ranks
+        self.sequence = SequenceGroup.of(ranks)
+        self.rates = PartRates(policy, settings)
+        if ranks.world_size > 1:
+            from vlm_pg.training.parallel import Parallel
+
+            self.parallel = Parallel(self)
+            if settings.balance and ranks.data_size > 1 and policy.settings.share_prefix:
+                self.everyone = SequenceGroup.of_everybody(ranks)
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool) -> None:
@@ -131,12 +143,6 @@ class Engine(ABC):
         yield
 
 
-def everyone_who_encodes(policy: Policy, settings: TrainingSettings, ranks: RankLayout) -> SequenceGroup:
-    """``Engine.everyone``."""
-    evenly = settings.balance and ranks.data_size > 1 and policy.settings.share_prefix
-    return SequenceGroup.of_everybody(ranks) if evenly else BY_ITSELF
-
-
 def keeps_masters(policy: Policy, trained: Iterable[torch.Tensor]) -> bool:
     """Whether a checkpoint holds fp32 copies of the trained weights; else the weights are fp32 themselves.
 
@@ -180,15 +186,14 @@ class TorchEngine(Engine):
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, ranks: RankLayout = ALONE):
-        self.policy, self.ranks, self.sequence = policy, ranks, SequenceGroup.of(ranks)
-        self.everyone = everyone_who_encodes(policy, settings, ranks)
+        super().__init__(policy, settings, ranks)
+        self.module = policy
         self.description = "torch" if ranks.world_size == 1 else "torch (all weights on every rank)"
         self._max_grad_norm = settings.max_grad_norm
         self._named = trained_weights(policy)
         self._weights: list[torch.Tensor] = [p for _, p in self._named]
         self._has_masters = any(p.dtype != torch.float32 for p in self._weights)
         self._masters = [p.detach().float().clone() for p in self._weights] if self._has_masters else self._weights
-        self.rates = PartRates(policy, settings)
         self._part_norms: dict[Part, float] = {}
         self._optimizer = torch.optim.AdamW(
             self.rates.groups(self._masters, [name for name, _ in self._named]),
@@ -197,9 +202,6 @@ class TorchEngine(Engine):
             eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
         )
-
-    def forward(self, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.policy(*args)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         loss.backward()

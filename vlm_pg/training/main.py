@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
@@ -15,10 +15,6 @@ from vlm_pg.data.order import EachInTurn, Mixture, asked_of, order_of
 from vlm_pg.data.sample_sets import any_media, first_of_each, open_training, refuse_empty, usable_of_each
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
-from vlm_pg.eval.answer_files import AnswerFiles
-from vlm_pg.eval.figure_lines import table
-from vlm_pg.eval.reading import WholeReader
-from vlm_pg.eval.runner import Evaluator, Examinee
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.memory import gpu_bytes
@@ -27,7 +23,6 @@ from vlm_pg.models.loading import check_sequence_size, load_policy
 from vlm_pg.models.reference import load_reference
 from vlm_pg.observe.console import Console, quiet_libraries
 from vlm_pg.observe.logs import MetricsLog, RolloutsLog
-from vlm_pg.observe.report import write_report
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.timeline import Timeline
 from vlm_pg.observe.trackers import Trackers
@@ -37,14 +32,14 @@ from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.training.agreement import refuse_differences
-from vlm_pg.training.best import find_best, point_to_best
-from vlm_pg.training.checkpoints import read_state
-from vlm_pg.training.opening import OpenFolder
+from vlm_pg.training.checkpoints import find_best, point_to_best, read_state
+from vlm_pg.training.opening import OpenFolder, RunSummary
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import TrainingData
 from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 from vlm_pg.training.setup import (
     check_step_size,
+    choose_memory,
     connect,
     introduction,
     layout_of,
@@ -57,12 +52,15 @@ from vlm_pg.training.setup import (
     refuse_nothing_to_train,
 )
 from vlm_pg.training.stop import StopRequest
-from vlm_pg.training.stream_memory import choose_memory
-from vlm_pg.training.summary import RunSummary
 from vlm_pg.training.trainer import Progress, Surroundings, Trainer
-from vlm_pg.types import BadSample, Sample
+from vlm_pg.types import BadSample, Prompt, Sample
 from vlm_pg.versions import versions
 from vlm_pg.watch.watch import RankWatch
+
+# Rooms that a run enters only if its configuration says so are imported there.
+if TYPE_CHECKING:
+    from vlm_pg.eval.runner import Evaluator
+    from vlm_pg.observe.trackers import Trackers
 
 # As a shell says of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -132,7 +130,8 @@ class _Run:
         self.policy.check_samples(asked, config.data.train_shown)
         # Refuses what cannot be computed; its processes start with the first response that needs them.
         self.rewarder = stack.enter_context(Rewarder(config.reward, warn=console.warn))
-        fits_model = partial(self.policy.check_length, response_tokens=config.rollout.max_new_tokens)
+        longest, limit = config.rollout.max_new_tokens, self.policy.max_positions
+        fits_model = partial(Prompt.check_length, response_tokens=longest, max_positions=limit)
         builder = PromptBuilder(self.policy.processor, config.prompt, self.policy.positions)
         self.sources = stack.enter_context(
             SourcePool(builder, config.data, config.media, self.policy.pixel_factor, fits_model, pool, config.cache)
@@ -282,6 +281,10 @@ class _Run:
         observe, enter = self.config.observe, self.stack.enter_context
         metrics = enter(MetricsLog(self.folder, resume_step))
         rollouts = enter(RolloutsLog(self.folder, observe.rollouts_per_step, observe.thumbnails, resume_step))
+        if not observe.trackers:
+            return metrics, rollouts, None
+        from vlm_pg.observe.trackers import Trackers
+
         name, console = self.config.run.name, self.console
         return metrics, rollouts, enter(Trackers(observe, self.folder, name, resume_step, console.info, console.warn))
 
@@ -310,6 +313,9 @@ class _Run:
                 "rollout.engine=server: evaluation before, between and after steps samples in this process, from the "
                 "weights that are trained"
             )
+        from vlm_pg.eval.reading import WholeReader
+        from vlm_pg.eval.runner import Evaluator, Examinee
+
         examinee = Examinee(
             self.policy,
             self.sources,
@@ -326,6 +332,9 @@ class _Run:
 
     def _evaluate(self, evaluator: Evaluator, tag: str) -> dict[str, Any]:
         """Evaluate the weights as they are. ``tag``: when; "step-000020" is said and written as that."""
+        from vlm_pg.eval.answer_files import AnswerFiles
+        from vlm_pg.eval.figure_lines import table
+
         is_step = tag.startswith("step-")
         with self.phases.timed("eval" if is_step else f"eval_{tag}"), self.stop.together():
             files = AnswerFiles(self.folder.path, self.ranks.rank, prefix="eval_", suffix=f"_{tag}", resumable=False)
@@ -359,6 +368,8 @@ class _Run:
         self.timeline.hand_in()
         if self.ranks.is_first:
             if self.config.observe.report:
+                from vlm_pg.observe.report import write_report
+
                 self.console.info(f"report: {write_report(self.folder.path)}")
             self.console.info(f"run folder: {self.folder.path}")
         return INTERRUPTED if not finished and self.stop.interrupted else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,10 +13,10 @@ import yaml
 from vlm_pg.config import RunConfig, dump_config
 from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ConfigError
+from vlm_pg.files import find_non_finite
 from vlm_pg.observe.run_folder import Presence, RunFolder, refuse_what_is_no_run
 from vlm_pg.observe.run_lock import LOCK, RunLock
-from vlm_pg.training import history
-from vlm_pg.training.saving import changed_settings
+from vlm_pg.training.saving import changed_settings, set_aside
 
 
 class OpenFolder:
@@ -94,7 +95,7 @@ class OpenFolder:
             folder = RunFolder.create(self.path, resume=resuming, announce=self._info)
             if self._lock is None or not resuming:
                 self._take_lock()
-            for moved in history.set_aside(self.path) if begins_again else ():
+            for moved in set_aside(self.path) if begins_again else ():
                 self._warn(
                     f"no checkpoint of the run in {self.path} was finished, so it begins at step 1 again; what it had "
                     f"logged is now {moved}"
@@ -124,3 +125,48 @@ class OpenFolder:
             f"now {moved}"
         )
         return None
+
+
+class RunSummary:
+    """The growing content of summary.json. Only rank 0 writes; every rank may ask."""
+
+    def __init__(self, folder: RunFolder, ranks: RankLayout, values: dict[str, Any], was_finished: bool = False):
+        self._folder, self._ranks = folder, ranks
+        self._values = values
+        self.was_finished = was_finished
+
+    @classmethod
+    def open(
+        cls, folder: RunFolder, ranks: RankLayout, resumed: bool, warn: Callable[[str], None] = print
+    ) -> RunSummary:
+        """Empty for a new run; a resumed run keeps its evaluation before training, if the file can be read."""
+        if not resumed or not folder.summary.is_file():
+            return cls(folder, ranks, {})
+        try:
+            earlier = json.loads(folder.summary.read_bytes())
+        except FileNotFoundError:  # another rank has just moved a damaged one
+            return cls(folder, ranks, {})
+        except (ValueError, RecursionError):
+            earlier = None
+        evaluated = earlier.get("eval_before", {}) if isinstance(earlier, dict) else None
+        if not isinstance(earlier, dict) or not isinstance(evaluated, dict) or find_non_finite(evaluated) is not None:
+            if ranks.is_first:
+                moved = folder.summary.rename(folder.summary.with_name(f"{folder.summary.name}.damaged"))
+                warn(f"{folder.summary} is damaged: an evaluation before training is lost; moved it to {moved}")
+            return cls(folder, ranks, {})
+        values = {"eval_before": evaluated} if "eval_before" in earlier else {}
+        return cls(folder, ranks, values, earlier.get("finished") is True)
+
+    def has(self, key: str) -> bool:
+        return key in self._values
+
+    def set(self, key: str, value: Any) -> None:
+        """Add one entry and write the file."""
+        self.write(**{key: value})
+
+    def write(self, **values: Any) -> None:
+        """Add entries and write the file."""
+        self._values.update(values)
+        self._values.setdefault("finished", False)
+        if self._ranks.is_first:
+            self._folder.write_summary(self._values)

@@ -6,14 +6,21 @@ weight. So what one layout has written another can read (``state_files.py``).
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from vlm_pg.distributed import RankLayout
+from vlm_pg.errors import CheckpointError
 
 Kind = Literal["master", "exp_avg", "exp_avg_sq"]
 MOMENTS: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq")
@@ -101,3 +108,166 @@ class TorchStates(OptimizerStates):
                 yield StateSlice(name, kind, 0, flat)
                 if not state.is_contiguous():  # a copy was filled
                     state.copy_(flat.view(state.shape))
+
+
+FOLDER, CONTENTS = "optimizer", "states.json"
+# Of one file: as much of a GPU's states lies in the host's memory while it is written.
+FILE_BYTES = 2**31
+
+
+def write_states(folder: Path, states: OptimizerStates, ranks: RankLayout, file_bytes: int = FILE_BYTES) -> None:
+    """This rank's states into ``folder``/optimizer, which all ranks share.
+
+    Raises:
+        OSError, SafetensorError: they cannot be written.
+    """
+    folder = folder / FOLDER
+    folder.mkdir(exist_ok=True)
+    for place, tensors in enumerate(_files(states.slices(), file_bytes)):
+        save_file(tensors, folder / f"rank-{ranks.rank:05d}-{place:05d}.safetensors")
+    if ranks.is_first:
+        contents = {"updates": states.updates, "masters": states.masters, "weights": dict(states.shapes)}
+        (folder / CONTENTS).write_text(json.dumps(contents, indent=2))
+
+
+def _files(slices: Iterator[StateSlice], file_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+    tensors: dict[str, torch.Tensor] = {}
+    size = 0
+    for piece in slices:
+        # A copy: fetched from NVMe, a slice is there until the next one only.
+        tensors[f"{piece.weight}/{piece.kind}/{piece.first}"] = piece.values.to("cpu", torch.float32, copy=True)
+        size += piece.values.nbytes
+        if size >= file_bytes:
+            yield tensors
+            tensors, size = {}, 0
+    if tensors:
+        yield tensors
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What ``states.json`` says. ``weights``: name -> shape of every weight that was trained."""
+
+    updates: int
+    masters: bool
+    weights: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Contents:
+        """
+        Raises:
+            CheckpointError: there is none, or it is none.
+        """
+        path = checkpoint / FOLDER / CONTENTS
+        try:
+            value = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{checkpoint} has no {FOLDER}/{CONTENTS}: another release or another program has written it. Resume "
+                f"with that one, or start a new run with model.path={checkpoint}."
+            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
+        contents = cls._parsed(value)
+        if contents is None:
+            raise CheckpointError(f"{path} does not say what it has states of. Resume from another checkpoint.")
+        return contents
+
+    @classmethod
+    def _parsed(cls, value: Any) -> Contents | None:
+        if not isinstance(value, dict):
+            return None
+        updates, masters, weights = (value.get(key) for key in ("updates", "masters", "weights"))
+        if type(updates) is not int or updates < 0 or type(masters) is not bool or not isinstance(weights, dict):
+            return None
+        if not all(isinstance(shape, list) and all(type(n) is int for n in shape) for shape in weights.values()):
+            return None
+        return cls(updates, masters, {name: tuple(shape) for name, shape in weights.items()})
+
+
+def read_states(checkpoint: Path, states: OptimizerStates) -> int:
+    """Fill this rank's states from what any number of ranks have written; the number of updates they had.
+
+    Raises:
+        CheckpointError: they are not those of the weights that train, are not whole or finite, or cannot be read.
+    """
+    contents = Contents.read(checkpoint)
+    _check(checkpoint, contents, states)
+    files = _StateFiles(checkpoint / FOLDER)
+    for piece in states.blank(contents.updates):
+        with torch.no_grad():
+            files.fill(piece)
+    return contents.updates
+
+
+def _check(checkpoint: Path, contents: Contents, states: OptimizerStates) -> None:
+    now = states.shapes
+    differ = sorted(name for name in {*contents.weights, *now} if contents.weights.get(name) != now.get(name))
+    if differ:
+        name, words = differ[0], (contents.weights.get(differ[0]), now.get(differ[0]))
+        had, has = ("none" if shape is None else f"one of shape {list(shape)}" for shape in words)
+        raise CheckpointError(
+            f"{checkpoint} has optimizer states of {len(contents.weights)} weights, and {len(now)} weights train; "
+            f"{len(differ)} differ. The first is {name}: {had} there, {has} here. Resume with the model settings it "
+            f"was written under, or start a new run with model.path={checkpoint}."
+        )
+    if contents.masters != states.masters:
+        was, is_now = ("bf16" if masters else "fp32" for masters in (contents.masters, states.masters))
+        raise CheckpointError(
+            f"{checkpoint} was written with model.dtype={was}, and it is {is_now} now. Resume with model.dtype={was}, "
+            f"or start a new run with model.path={checkpoint}."
+        )
+
+
+def _check_values(values: torch.Tensor, kind: Kind, path: Path, key: str) -> None:
+    """A state of NaN, or a negative mean of squares, would make NaN of the weights in the next update."""
+    least, largest = map(float, torch.aminmax(values))
+    if not math.isfinite(largest - least) or (kind == "exp_avg_sq" and least < 0):
+        raise CheckpointError(
+            f"{path} has values from {least} to {largest} in {key}, which would make NaN of the weights. Optimizer "
+            "states must be finite, and exp_avg_sq not negative. Resume from another checkpoint."
+        )
+
+
+class _StateFiles:
+    """All files of a folder, mapped; which slices lie where."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        # (weight, kind) -> (first, end, path, file, key), by first element.
+        self._slices: dict[tuple[str, str], list[tuple[int, int, Path, Any, str]]] = defaultdict(list)
+        for path in sorted(folder.glob("rank-*.safetensors")):
+            try:
+                self._add(path)
+            except (SafetensorError, OSError, ValueError) as error:
+                raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
+        for slices in self._slices.values():
+            slices.sort(key=lambda entry: entry[:2])
+
+    def _add(self, path: Path) -> None:
+        file = safe_open(path, "pt")
+        for key in file.keys():  # noqa: SIM118  # no mapping
+            weight, kind, first = key.rsplit("/", 2)
+            part = file.get_slice(key)
+            if part.get_dtype() != "F32" or len(part.get_shape()) != 1:
+                raise ValueError(f"{key} is no run of fp32 numbers")
+            self._slices[weight, kind].append((int(first), int(first) + part.get_shape()[0], path, file, key))
+
+    def fill(self, piece: StateSlice) -> None:
+        """Copy the elements from wherever they lie; pieces may overlap, but leave no gap."""
+        done, last = piece.first, piece.first + piece.values.numel()
+        for first, end, path, file, key in self._slices[piece.weight, piece.kind]:
+            if first > done or done == last:
+                break
+            until = min(end, last)
+            if until <= done:
+                continue
+            stored = file.get_slice(key)[done - first : until - first]
+            _check_values(stored, piece.kind, path, key)
+            piece.values[done - piece.first : until - piece.first].copy_(stored)
+            done = until
+        if done < last:
+            raise CheckpointError(
+                f"{self._folder} lacks {piece.kind} of {piece.weight} from element {done} to {last - 1}, or in part. "
+                "Resume from another checkpoint."
+            )

@@ -10,7 +10,6 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.order import EachInTurn, Mixture
 from vlm_pg.distributed import RankLayout
 from vlm_pg.prompts.prompt_source import PromptSource, Tamper
-from vlm_pg.training.dealing import share_of_rank
 from vlm_pg.types import BadSample, Prompt, Sample
 
 
@@ -105,3 +104,23 @@ class QuestionStream:
 
     def _at(self, place: int) -> Sample:
         return self._samples[self._order.index_at(place, self._seed, self._shuffle)]
+
+
+def share_of_rank(samples: Sequence[Sample], rank: int, world_size: int, in_turn: bool = False) -> list[Sample]:
+    """One of ``world_size`` blocks of almost equal size; a question stands next to an earlier one on the same media.
+
+    Ranks cannot share what they have computed, so questions on one video are worth most on one rank. What is sampled
+    and learned does not depend on who does it. Otherwise the order is kept: it is a random one, and mixes long prompts
+    with short ones.
+
+        questions on videos a, b, a, c, two ranks: (a, a) and (b, c)
+
+    Args:
+        in_turn: every ``world_size``-th question instead, whatever its media: so any run of questions is spread evenly.
+    """
+    if in_turn:
+        return list(samples[rank::world_size])
+    first: dict[object, int] = {}
+    places = [first.setdefault(sample.media, place) if sample.media else place for place, sample in enumerate(samples)]
+    together = [sample for _, sample in sorted(zip(places, samples, strict=True), key=lambda pair: pair[0])]
+    return together[rank * len(samples) // world_size : (rank + 1) * len(samples) // world_size]

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from safetensors import SafetensorError
 
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import ALONE, RankLayout, barrier
-from vlm_pg.errors import CheckpointError
+from vlm_pg.errors import CheckpointError, ModelError
+from vlm_pg.files import parse_json_line
+from vlm_pg.models.loading import load_config
+from vlm_pg.models.lora import adapter_base
 from vlm_pg.models.policy import Policy
-from vlm_pg.observe.run_folder import free_name
-from vlm_pg.training import checkpoints, history
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.observe.run_folder import RunFolder, free_name
+from vlm_pg.training import checkpoints
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.fit import misfit
-from vlm_pg.training.state_files import Contents
+from vlm_pg.training.optimizer_states import Contents
 
 # torch writes its files in C++, which says of a full disk that a stream failed.
 _WRITE_FAILED = re.compile(r"PytorchStreamWriter|iostream|unexpected pos|write", re.IGNORECASE)
@@ -110,7 +115,7 @@ def _newest(
     try:
         found = checkpoints.candidates(folder)
     except OSError as error:
-        return history.refusal(folder.parent, [f"{folder} cannot be read ({error.strerror or error})"])
+        return refusal(folder.parent, [f"{folder} cannot be read ({error.strerror or error})"])
     problems = []
     for _, path in reversed(found):
         problem = refused.get(path) or _problem_with(path)
@@ -119,10 +124,10 @@ def _newest(
         problems.append(f"{path}: {problem}")
         if path not in refused:
             warn(f"{path} is passed over: {problem}")
-    reason = None if problems else history.why_no_new_start(folder.parent, config.training.checkpoint_every)
+    reason = None if problems else why_no_new_start(folder.parent, config.training.checkpoint_every)
     if reason is not None:
         problems.append(reason)
-    return history.refusal(folder.parent, problems) if problems else None
+    return refusal(folder.parent, problems) if problems else None
 
 
 def _problem_with(path: Path) -> str | None:
@@ -156,7 +161,7 @@ def _state_problem(path: Path) -> str | None:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= history.MAX_STEP
+    return type(value) is int and 0 <= value <= MAX_STEP
 
 
 def _is_sum(value: Any) -> bool:
@@ -190,3 +195,157 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = 
         elif old != new:
             lines.append(f"{prefix}{key}: {old} -> {new}")
     return lines
+
+
+# What a checkpoint was written under that does not say: there was no choice then.
+UNSAID = {"model.positions": "transformers"}
+_LISTED = 4
+# Ids of tokens, limits that are none of the weights'.
+_NO_SIZE = re.compile(r"_id$|^max_|^chunk_size")
+
+
+def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
+    """Settings that decide what a checkpoint holds, and at which positions its weights were trained.
+
+    Resuming under others would lose or invent optimizer state, or change the model's input in the middle of a run.
+    """
+    return {
+        "model.dtype": config.model.dtype,
+        "model.train": f"[{', '.join(config.model.train)}]",
+        "model.positions": config.model.positions,
+        "model.lora": None if config.model.lora is None else config.model.lora.model_dump(mode="json"),
+        "run.seed": config.run.seed,
+    }
+
+
+def misfit(config: RunConfig, path: Path) -> str | None:
+    """Why this run does not go on from the whole checkpoint in ``path``, in words; None if it can."""
+    then, now = UNSAID | checkpoints.read_state(path)["settings"], checkpoint_settings(config)
+    changed = ", ".join(f"{key}={now[key]} (it has {then.get(key)})" for key in now if now[key] != then.get(key))
+    if changed:
+        return (
+            f"{path} cannot be continued with {changed}. Resume with the settings it was written under, or start a new "
+            f"run with model.path={path}."
+        )
+    return _other_model(config.model, path)
+
+
+def _other_model(settings: ModelSettings, path: Path) -> str | None:
+    try:
+        of_checkpoint = _dimensions(path, settings)
+        of_run = _dimensions(settings.path, settings)
+    except ModelError:  # said when it is loaded
+        return None
+    names = [name for name in of_run if of_run[name] != of_checkpoint.get(name)]
+    names.sort(key=lambda name: (not name.endswith("model_type"), name))
+    if not names:
+        return None
+    listed = ", ".join(f"{name} {of_checkpoint.get(name)} instead of {of_run[name]}" for name in names[:_LISTED])
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (
+        f"{path} is of another model than model.path={settings.path}: it has {listed}{more}. Set model.path to the "
+        f"model it was trained from, or resume from a checkpoint of {settings.path}."
+    )
+
+
+def _dimensions(path: str | Path, settings: ModelSettings) -> dict[str, Any]:
+    """What decides the number and the shapes of a model's weights, by dotted names of its configuration."""
+    config = load_config(str(adapter_base(path) or path), settings)
+    return dict(_whole_numbers(config.to_dict(), ""))
+
+
+def _whole_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key != "label2id":
+            yield from _whole_numbers(value, f"{prefix}{key}.")
+        elif key in ("model_type", "tie_word_embeddings") or (type(value) is int and not _NO_SIZE.search(key)):
+            yield f"{prefix}{key}", value
+
+
+# Beyond any run: a larger number stands in a damaged line.
+MAX_STEP = 10**12
+
+
+def why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
+    """Why a run without a checkpoint must not begin at step 1 in this folder; None if it may.
+
+    Before the first checkpoint was due nothing is lost: the same steps are sampled again, alike. Afterwards there was
+    one, and somebody or something has taken it away.
+
+    Args:
+        checkpoint_every: of this run; that of the folder's own configuration counts where it can be read.
+    """
+    folder = RunFolder(run)
+    try:
+        last = last_step(folder.metrics)
+        has_rollouts = folder.rollouts.is_file() and folder.rollouts.stat().st_size > 0
+        finished = _mapping(folder.summary).get("finished") is True
+        every = _mapping(folder.config, "training").get("checkpoint_every")
+        came_from = _mapping(folder.config, "run").get("resume")
+    except OSError as error:
+        return f"{error.filename or run} cannot be read ({error.strerror or error})"
+    every = every if type(every) is int else checkpoint_every
+    if last and isinstance(came_from, str) and came_from not in ("never", "auto"):
+        return (
+            f"{folder.config} says that the run went on from {came_from}, and it has no checkpoint of its own yet: "
+            f"name that one again, run.resume={came_from}"
+        )
+    if finished:
+        return f"{folder.summary} says that the run is finished, but there is no checkpoint in {folder.checkpoints}"
+    if last is None and has_rollouts:
+        return f"{folder.rollouts} has an earlier run's rollouts, but neither its metrics nor a checkpoint is there"
+    if last is not None and every and last > every:
+        return (
+            f"{folder.metrics} goes to step {last}, with a checkpoint every {every} steps, but there is none in "
+            f"{folder.checkpoints}"
+        )
+    return None
+
+
+def last_step(metrics: Path) -> int | None:
+    """The largest step in the file; damaged lines count as one step each. None for no file and no line."""
+    if not metrics.is_file():
+        return None
+    largest, lines = 0, 0
+    with metrics.open("rb") as file:
+        for line in file:
+            lines += 1
+            step = (parse_json_line(line) or {}).get("step")
+            if type(step) is int and 0 <= step <= MAX_STEP:
+                largest = max(largest, step)
+    return max(largest, lines) if lines else None
+
+
+def refusal(run: Path, reasons: Sequence[str]) -> str:
+    """The message of a run that stops because it could only erase what is there."""
+    listed = "".join(f"\n  {reason}" for reason in reasons)
+    return (
+        f"{run} holds an earlier run that cannot be continued, and nothing in it was changed:{listed}\n"
+        "Bring one of its checkpoints back (or name one with run.resume=FOLDER), or begin again in another folder with "
+        f"run.dir={run}-2 run.resume=never. With run.resume=never alone this folder is moved aside first."
+    )
+
+
+def set_aside(run: Path) -> list[Path]:
+    """Move logs of steps that are sampled again out of the way; their new places."""
+    folder = RunFolder(run)
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
+    moved = []
+    for path in (folder.metrics, folder.rollouts):
+        if path.is_file() and path.stat().st_size:
+            moved.append(path.rename(path.with_name(f"{path.name}.begun-again-{stamp}")))
+    return moved
+
+
+def _mapping(path: Path, *keys: str) -> dict[str, Any]:
+    """What a YAML or JSON file holds under ``keys``; empty for what is absent, damaged or no mapping."""
+    if not path.is_file():
+        return {}
+    text = path.read_bytes()
+    try:
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, RecursionError, yaml.YAMLError):
+        return {}
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size
+from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size, min_over_ranks
 from vlm_pg.errors import ConfigError
+from vlm_pg.memory import free_bytes
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import DTYPES
 from vlm_pg.models.logits import logits_fault
+from vlm_pg.models.memory_choice import Decision, Need, decide
+from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import LoraSettings, Part
 from vlm_pg.models.weights import is_quantized, num_elements
 from vlm_pg.observe.trackers import refuse_missing
+from vlm_pg.rollout.contracts import Sampler
+from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.graphs import decoding_line
+from vlm_pg.rollout.ragged import most_kept
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights
 from vlm_pg.training.settings import LEARNING_RATE, LORA_LEARNING_RATE
+from vlm_pg.training.stop import StopRequest
+from vlm_pg.types import Sample
 
 
 def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int, mixture: str = "") -> list[str]:
@@ -227,3 +239,103 @@ def make_engine(config: RunConfig, policy: Policy, ranks: RankLayout) -> Engine:
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(policy, config.training, ranks, config.rollout.gather)
+
+
+# fp32 numbers a trained weight: AdamW's two moments.
+_MOMENTS = 2
+# Copies of a chunk of fp32 logits at a time; more where entropies go back, too.
+_LOGITS_COPIES, _LOGITS_COPIES_OF_ENTROPIES = 3, 6
+
+
+def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: RankLayout) -> Decision:
+    """Decide on what ``config.model`` leaves to the run, the same on all ranks, and let the models use it.
+
+    Args:
+        reference: what a KL term measures from; it runs in the same tiles and pieces.
+    """
+    device = policy.device
+    free = free_bytes(device) - still_to_come(config, policy.model)
+    if config.rollout.engine == "in_process" and config.rollout.cuda_graphs:
+        free -= most_kept(device)
+    free = int(min_over_ranks({"free": float(max(0, free))}, device)["free"])
+    decision = decide(config.model, _need(config, policy, ranks, free))
+    policy.use_memory(decision.choice)
+    if reference is not None and hasattr(reference, "use_memory"):
+        reference.use_memory(decision.choice)
+    return decision
+
+
+def still_to_come(config: RunConfig, model: torch.nn.Module) -> int:
+    """Bytes that are not taken yet when the engine is made and will be for the rest of the run: gradients, and the
+    moments that AdamW makes in its first step (DeepSpeed makes them at once); and one chunk of logits."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    numbers = sum(parameter.numel() for parameter in trained)
+    gradients = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    copies = _LOGITS_COPIES_OF_ENTROPIES if config.algorithm.entropy_coef else _LOGITS_COPIES
+    # Where auto makes chunks larger, a layer's backward takes more, which is counted with the stream.
+    logits = copies * config.model.least_logits_bytes
+    if config.training.engine == "deepspeed":
+        return gradients + logits
+    masters = 4 * numbers if config.model.dtype != "fp32" else 0
+    return gradients + masters + _MOMENTS * 4 * numbers + logits
+
+
+def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Need:
+    model, element = policy.model.config, policy.dtype.itemsize
+    prompts = 1  # a frozen tower takes them one by one
+    if policy.vision.trains:
+        prompts = -(-config.training.prompts_per_step // ranks.data_size)
+    size, language = ranks.sequence_size, LanguageSizes.of(policy.family, model, element)
+    # Where there are fewer key-value heads than sequence ranks each has one of all rows.
+    repeated = max(1, size // policy.family.head_shape(model)[1])
+    media_tokens = prompts * config.prompt.max_prompt_tokens
+    if policy.vision.trains:
+        # Frames are divided, none is cut. A frozen tower also runs for one process alone.
+        frame = -(-config.media.max_pixels // policy.pixel_factor**2)
+        media_tokens = max(-(-media_tokens // size), min(media_tokens, frame))
+    return Need(
+        replace(language, keys=language.keys * repeated),
+        TowerSizes.of(policy.family, model, element),
+        rows=-(-config.training.micro_batch_tokens // size),
+        media_tokens=media_tokens,
+        free=free,
+        where=str(policy.device),
+    )
+
+
+def make_sampler(
+    config: RunConfig,
+    policy: Policy,
+    samples: Sequence[Sample],
+    run_folder: Path,
+    stop: StopRequest,
+    warn: Callable[[str], None],
+) -> Sampler:
+    """What ``rollout.engine`` names; a server is asked what it is at once.
+
+    Raises:
+        ConfigError: the packages of the server engine are not installed.
+    """
+    if config.rollout.engine == "in_process":
+        return RolloutEngine(policy, config.rollout, config.run.seed, stop.between_tokens, lambda: stop.asked)
+    try:
+        from vlm_pg.rollout.server.engine import ServerEngine
+        from vlm_pg.rollout.server.messages import ChatMessages
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"rollout.engine is server, which needs the package {error.name}. Install it with: "
+            "pip install 'vlm-pg[server]'."
+        ) from error
+    messages = ChatMessages(policy, {sample.sample_id: sample for sample in samples})
+    return ServerEngine(
+        policy, config.rollout, config.run.seed, stop.between_tokens, messages, run_folder / "served", warn
+    )
+
+
+def make_control_sampler(config: RunConfig, policy: Policy, should_stop: Callable[[], bool]) -> Sampler | None:
+    """Samples T-GRPO's control groups, G / 2 rollouts each; None without a temporal bonus."""
+    if not config.algorithm.temporal_bonus:
+        return None
+    half = max(1, config.rollout.num_generations // 2)
+    settings = config.rollout.model_copy(update={"num_generations": half})
+    return RolloutEngine(policy, settings, config.run.seed, should_stop)

@@ -1,25 +1,23 @@
-"""The tower's outputs of one step: leaves for micro-batches where it trains; the last of them goes on through it."""
+"""Visual features of a step: cut from the tower's graph where the tower trains, and carried between data ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup, max_over_ranks
+from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, exchange_rows, gather_objects, max_over_ranks
 from vlm_pg.models.policy import Policy
-from vlm_pg.training.feature_route import FeatureRoute
 from vlm_pg.types import Prompt, VisualFeatures
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """What the tower gave for the media ``media_key``, and the leaf that passes work on in its place.
+    """The tower's ``output`` for the media ``media_key``, and the leaf that passes use in its place.
 
-    ``media_key`` "": a zero from the tower, of which no pass knows.
+    ``media_key`` "": a zero from the tower, which no pass reads.
     """
 
     output: torch.Tensor
@@ -27,22 +25,13 @@ class _Cut:
     media_key: str
 
 
-@dataclass(frozen=True)
-class _Away:
-    """``leaves``: of what other data ranks made, by the key of its media; ``nothing`` as in ``Arrived``."""
-
-    route: FeatureRoute
-    leaves: Mapping[str, torch.Tensor]
-    nothing: torch.Tensor
-
-
 class StepFeatures:
-    """Visual features of one step's prompts, cut from the tower's graph where the tower trains.
+    """One run of the vision tower over prompts, whose copies in ``prompts`` carry its output.
 
-    Made once per step, before generation. Gradients of all passes but the last add up in the leaves; the last pass
-    works on ``joined`` features instead, whose backward adds what the leaves hold and goes on through the tower. Exact:
-    d loss / d weights = (d loss / d features)(d features / d weights), and the update's last backward, which engines
-    may treat apart from the others, reaches language model and tower alike.
+    A frozen tower's output is what it is. A trained tower's is cut from its graph: gradients of all passes but the last
+    add up in the leaves; the last pass works on ``connected`` features instead, whose backward adds what the leaves
+    hold and goes on through the tower. Exact: d loss / d weights = (d loss / d features)(d features / d weights), and
+    the update's last backward, which engines may treat apart from the others, reaches language model and tower alike.
 
     A trained tower is entered by all ranks or by none: a rank without frames to run it on takes a blank patch, for
     ranks that gather weights and reduce gradients together must do so in step.
@@ -60,96 +49,84 @@ class StepFeatures:
         everyone: SequenceGroup = BY_ITSELF,
     ):
         self._policy = policy
-        self.prompts = tuple(prompts)
         trains = policy.vision.trains
         here = trains and any(prompt.pixel_values is not None for prompt in prompts)
         # Agreed on before the tower is entered: under ZeRO-3 its forward is a series of collectives itself.
-        self.tower_ran = trains and max_over_ranks({"ran": float(here)}, policy.device)["ran"] > 0
+        runs = trains and max_over_ranks({"ran": float(here)}, policy.device)["ran"] > 0
         # A way into the tower where no feature leads there.
         self._zero: torch.Tensor | None = None
-        if self.tower_ran and everyone.size > 1:
-            self._outputs, self._zero = policy.vision.encode_together(prompts, sequence, everyone)
+        if runs and everyone.size > 1:
+            outputs, self._zero = policy.vision.encode_together(prompts, sequence, everyone)
         else:
-            self._zero = policy.idle_vision_loss() if self.tower_ran and not here else None
-            self._outputs = policy.vision.encode(prompts, trains, keep_graph=True, sequence=sequence)
+            self._zero = policy.idle_vision_loss() if runs and not here else None
+            outputs = policy.vision.encode(prompts, trains, keep_graph=True, sequence=sequence)
         # Groups with the same media share one output, so they share one leaf.
         self._cuts: dict[int, _Cut] = {}
         self._away: _Away | None = None
-        self.features: list[VisualFeatures] = []
-        for prompt, output in zip(prompts, self._outputs, strict=True):
-            if output.features is None or not trains:
-                self.features.append(output)
-                continue
-            known = self._cuts.get(id(output.features))
-            cut = known or _Cut(output.features, output.features.detach().requires_grad_(), prompt.content_key)
+        self._connected: dict[int, torch.Tensor] = {}
+        if trains:
+            outputs = [self._cut(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+        self.prompts = [replace(prompt, features=of) for prompt, of in zip(prompts, outputs, strict=True)]
+
+    def _cut(self, prompt: Prompt, output: VisualFeatures) -> VisualFeatures:
+        if output.features is None:
+            return output
+        cut = self._cuts.get(id(output.features))
+        if cut is None:
+            cut = _Cut(output.features, output.features.detach().requires_grad_(), prompt.content_key)
             self._cuts[id(output.features)] = cut
-            self.features.append(replace(output, features=cut.leaf, carries_graph=False))
-        # Not a reference to oneself, which would keep all this until the garbage collector comes by.
-        self._everything = self.prompts, self.features
+        return replace(output, features=cut.leaf, carries_graph=False)
 
-    def of(self, prompts: Sequence[int]) -> StepFeatures:
-        """These leaves as some of the prompts see them, by their places; gradients still add up in the same ones."""
-        return self._with([self.prompts[place] for place in prompts], [self.features[place] for place in prompts])
-
-    def of_prompts(self, prompts: Sequence[Prompt]) -> StepFeatures:
-        """As ``of``, by their sample ids."""
-        return self._with(prompts, _by_sample(self.prompts, self.features, prompts))
-
-    def of_everything(self, prompts: Sequence[Prompt]) -> StepFeatures:
-        """As ``of_prompts``, of prompts that these were made for from the beginning."""
-        return self._with(prompts, _by_sample(*self._everything, prompts))
-
-    def dealt(self, prompts: Sequence[Prompt], route: FeatureRoute) -> StepFeatures:
-        """As ``of``, of prompts whose media were encoded here or come by ``route``. A collective.
-
-        The gradient of what came returns to where it was made, as part of the last pass's backward.
-        """
-        vision = self._policy.vision
-        here = zip(*self._everything, strict=True)
-        by_media = {prompt.content_key: item for prompt, item in here if item.features is not None}
-        made = {key: item.features for key, item in by_media.items() if item.features is not None}
-        arrived = route.carry(made, self._policy.device)
-        leaves = {key: tensor.requires_grad_(vision.trains) for key, tensor in arrived.features.items()}
-        by_media |= {key: VisualFeatures(leaf, vision.version, carries_graph=False) for key, leaf in leaves.items()}
-        nothing = VisualFeatures(None, vision.version, carries_graph=False)
-        found = [nothing if prompt.pixel_values is None else by_media[prompt.content_key] for prompt in prompts]
-        dealt = self._with(prompts, found)
-        dealt._away = _Away(route, leaves, arrived.nothing)
-        return dealt
-
-    def joined(self) -> tuple[list[VisualFeatures], torch.Tensor | None]:
-        """For the update's last pass: features with the tower's graph behind them, and a zero to add to its loss.
+    def connect(self) -> torch.Tensor | None:
+        """Called before the update's last pass, which takes ``connected`` features; a zero to add to its last loss.
 
         Backward through that loss enters the tower once, with the gradients left in the leaves, here and on other
-        ranks, and those of the pass itself, also where the pass reads none of the features. The zero is None where
-        the tower is frozen.
+        ranks, and those of the pass itself, also where the pass reads none of the features. None where the tower is
+        frozen.
         """
         if not self._policy.vision.trains:
-            return self.features, None
+            return None
         cuts = list(self._cuts.values())
         zero = self._zero if cuts or self._zero is not None else self._policy.idle_vision_loss()
         if zero is not None:
             cuts.append(_Cut(zero, torch.zeros_like(zero), ""))
         leaves = [cut.leaf for cut in cuts] + list(self._away.leaves.values() if self._away else ())
         zero, *tensors = _JoinLeaves.apply(cuts, self._away, *(cut.output for cut in cuts))
-        by_leaf = {id(leaf): tensor for leaf, tensor in zip(leaves, tensors, strict=True)}
-        features = [
-            item if item.features is None else replace(item, features=by_leaf[id(item.features)], carries_graph=True)
-            for item in self.features
+        self._connected = {id(leaf): tensor for leaf, tensor in zip(leaves, tensors, strict=True)}
+        return zero
+
+    def connected(self, features: VisualFeatures | None) -> VisualFeatures | None:
+        """The features of one of the prompts, after ``connect`` with the tower's graph behind them."""
+        if features is None or id(features.features) not in self._connected:
+            return features
+        return replace(features, features=self._connected[id(features.features)], carries_graph=True)
+
+    def deal(self, prompts: Sequence[Prompt], route: FeatureRoute) -> list[Prompt]:
+        """Prompts whose media were encoded here or come by ``route``, with their features. A collective.
+
+        The gradient of what came returns to where it was made, as part of the last pass's backward.
+        """
+        vision = self._policy.vision
+        made = {p.content_key: p.features for p in self.prompts if p.features and p.features.features is not None}
+        tensors = {key: item.features for key, item in made.items() if item.features is not None}
+        arrived = route.carry(tensors, self._policy.device)
+        leaves = {key: tensor.requires_grad_(vision.trains) for key, tensor in arrived.features.items()}
+        made |= {key: VisualFeatures(leaf, vision.version, carries_graph=False) for key, leaf in leaves.items()}
+        self._away = _Away(route, leaves, arrived.nothing)
+        nothing = VisualFeatures(None, vision.version, carries_graph=False)
+        return [
+            replace(prompt, features=nothing if prompt.pixel_values is None else made[prompt.content_key])
+            for prompt in prompts
         ]
-        return features, zero
-
-    def _with(self, prompts: Sequence[Prompt], features: Sequence[VisualFeatures]) -> StepFeatures:
-        chosen = copy(self)
-        chosen.prompts, chosen.features = tuple(prompts), list(features)
-        return chosen
 
 
-def _by_sample(
-    prompts: Sequence[Prompt], features: Sequence[VisualFeatures], wanted: Sequence[Prompt]
-) -> list[VisualFeatures]:
-    found = {prompt.sample_id: item for prompt, item in zip(prompts, features, strict=True)}
-    return [found[prompt.sample_id] for prompt in wanted]
+@dataclass(frozen=True)
+class _Away:
+    """``leaves``: of what other data ranks made, by the key of its media; ``nothing`` as in ``Arrived``."""
+
+    route: FeatureRoute
+    leaves: Mapping[str, torch.Tensor]
+    nothing: torch.Tensor
 
 
 class _JoinLeaves(torch.autograd.Function):
@@ -184,7 +161,7 @@ class _JoinLeaves(torch.autograd.Function):
 
 
 def _owed(leaf: torch.Tensor, *gradients: torch.Tensor | None) -> torch.Tensor:
-    """The sum of what the leaf holds, which it gives away, and of gradients; in fp32 where there are several.
+    """The sum of the leaf's gradient, which is cleared, and of others; in fp32 where there are several.
 
     Zeros where there is none: the tower's backward must run on every rank that entered it, whatever reads its outputs.
     """
@@ -193,3 +170,92 @@ def _owed(leaf: torch.Tensor, *gradients: torch.Tensor | None) -> torch.Tensor:
     for other in others:
         first = first.to(torch.promote_types(leaf.dtype, torch.float32)) + other
     return first.to(leaf.dtype)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One prompt's features on their way between data ranks: ``rows`` of them, by the key of their media."""
+
+    media_key: str
+    rows: int
+    origin: int
+    destination: int
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """``features``: [rows, ...] by the key of their media. ``nothing``: no rows, of the same kind."""
+
+    features: Mapping[str, torch.Tensor]
+    nothing: torch.Tensor
+
+
+class FeatureRoute:
+    """Which process sends which features to which process; the same passages on every rank.
+
+    All sequence ranks of a data rank hold all its features, and all of another one need what it gets. So each sends to
+    the same sequence rank there, and gets that one's gradient: their sum is the gradient of the passes there.
+    """
+
+    def __init__(self, ranks: RankLayout, passages: Iterable[Passage]):
+        ordered = sorted(set(passages), key=lambda p: (p.origin, p.destination, p.media_key))
+        self.is_empty = not ordered
+        # Of each process, in the order in which rows are sent.
+        self._sends: list[list[Passage]] = [[] for _ in range(ranks.world_size)]
+        self._receives: list[list[Passage]] = [[] for _ in range(ranks.world_size)]
+        for passage in ordered:
+            for mine, other, of_processes in (
+                (passage.origin, passage.destination, self._sends),
+                (passage.destination, passage.origin, self._receives),
+            ):
+                if mine == ranks.data_rank:
+                    of_processes[other * ranks.sequence_size + ranks.sequence_rank].append(passage)
+
+    @torch.no_grad()
+    def carry(self, features: Mapping[str, torch.Tensor], device: torch.device) -> Arrived:
+        """What other data ranks made. A collective.
+
+        Args:
+            features: what was made here, [rows, ...] by the key of its media.
+        """
+        if self.is_empty:
+            return Arrived({}, torch.empty(0))
+        sent = [features[passage.media_key] for of_process in self._sends for passage in of_process]
+        # A rank that sends nothing does not know dtype and shape of the others' rows.
+        kinds = gather_objects((tuple(sent[0].shape[1:]), sent[0].dtype) if sent else None)
+        shape, dtype = next(kind for kind in kinds if kind is not None)
+        nothing = torch.empty((0, *shape), dtype=dtype, device=device)
+        found = _exchanged(nothing, sent, self._sends, self._receives)
+        return Arrived({passage.media_key: rows.clone() for passage, rows in found}, nothing)
+
+    @torch.no_grad()
+    def bring_back(self, gradients: Mapping[str, torch.Tensor], nothing: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What other data ranks' passes add to the gradients of features made here, in fp32. A collective.
+
+        Args:
+            gradients: of everything that arrived.
+            nothing: as it arrived with it.
+        """
+        sums: dict[str, torch.Tensor] = {}
+        if self.is_empty:
+            return sums
+        sent = [gradients[passage.media_key] for of_process in self._receives for passage in of_process]
+        for passage, rows in _exchanged(nothing, sent, self._receives, self._sends):
+            known = sums.get(passage.media_key)
+            # bf16 has 8 bits of mantissa, and there may be many destinations.
+            wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+            sums[passage.media_key] = wide if known is None else known + wide
+        return sums
+
+
+def _exchanged(
+    nothing: torch.Tensor,
+    sent: Sequence[torch.Tensor],
+    sends: Sequence[Sequence[Passage]],
+    receives: Sequence[Sequence[Passage]],
+) -> list[tuple[Passage, torch.Tensor]]:
+    """What each process receives of what all of them have sent."""
+    counts = [[sum(passage.rows for passage in of_process) for of_process in side] for side in (sends, receives)]
+    rows = exchange_rows(torch.cat([nothing, *sent]), *counts)
+    received = [passage for of_process in receives for passage in of_process]
+    return list(zip(received, rows.split([passage.rows for passage in received]) if received else (), strict=True))

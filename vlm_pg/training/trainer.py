@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
@@ -23,30 +23,27 @@ from vlm_pg.observe.run_folder import FolderGone, Presence, RunFolder
 from vlm_pg.observe.step_line import generation_line, sharing_line
 from vlm_pg.observe.timeline import Timeline
 from vlm_pg.observe.trackers import Trackers
-from vlm_pg.plan.costs import cost_model
-from vlm_pg.plan.shape import shape_of
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
-from vlm_pg.training.behaviour import mismatch_due, mismatch_warning
-from vlm_pg.training.best import RunningScore, point_to_best
+from vlm_pg.training.checkpoints import RunningScore, point_to_best
 from vlm_pg.training.collect import Collector, Stages, StepBatch
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.fit import checkpoint_settings
-from vlm_pg.training.group_advantages import trains
-from vlm_pg.training.group_metrics import group_metrics
+from vlm_pg.training.groups import group_metrics, trains
+from vlm_pg.training.loss import mismatch_due, mismatch_warning
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream, TrainingData
-from vlm_pg.training.reward_errors import RewardErrors
-from vlm_pg.training.samplers import make_control_sampler, make_sampler
-from vlm_pg.training.saving import save_checkpoint
-from vlm_pg.training.schedule import learning_rate
-from vlm_pg.training.step import Update
+from vlm_pg.training.rates import learning_rate
+from vlm_pg.training.saving import checkpoint_settings, save_checkpoint
+from vlm_pg.training.setup import make_control_sampler, make_sampler
 from vlm_pg.training.stop import StopRequest
-from vlm_pg.training.updates import run_updates
+from vlm_pg.training.updates import Update, run_updates
 from vlm_pg.types import BadSample, RolloutGroup
+
+if TYPE_CHECKING:
+    from vlm_pg.observe.trackers import Trackers
 
 PREFETCH_STEPS = 2
 
@@ -132,7 +129,8 @@ class Trainer:
         self._reference_in_loss = reference if in_loss else None
         self._told_sharing = False
         self._groups_sampled, self._first_place = 0, progress.questions
-        self._costs = self._costs_of_work() if config.training.balance and engine.ranks.data_size > 1 else None
+        if config.training.balance and engine.parallel is not None:
+            engine.parallel.balance_work()
         self._reward_errors = RewardErrors(rewarder, self.console.warn)
         self._cores, self._told_waiting = CoreWatch(), False
         self._evaluate = around.evaluate if config.eval.every else None
@@ -281,10 +279,6 @@ class Trainer:
         values |= {STEP_SECONDS: seconds, TOKENS_PER_SECOND: (values["tokens_computed"] or 0.0) / seconds}
         return values, batch.sampled
 
-    def _costs_of_work(self) -> CostModel:
-        policy = self.policy
-        return cost_model(shape_of(policy.model.config, policy.settings), policy.checkpointing)
-
     def _sampling_metrics(self, batch: StepBatch) -> dict[str, float | None]:
         """What the samplers did, or what a server owed. A collective."""
         found: dict[str, float | None] = batch.sampling.reduced()
@@ -295,9 +289,7 @@ class Trainer:
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
         rate = learning_rate(self.config.training, step)
-        update = Update(
-            batch.groups, rate, batch.vision, compared, batch.prompts, self._costs, waiting=self.phases.waiting
-        )
+        update = Update(batch.groups, rate, batch.vision, compared, waiting=self.phases.waiting)
         values = run_updates(self.engine, self._reference_in_loss, update, self.config)
         if self._reference_in_loss is None:
             values.pop("kl")  # of the reward, if anywhere
@@ -366,3 +358,29 @@ class Trainer:
                 best = point_to_best(self.folder.checkpoints, self.config.training.keep_best, self.console.warn)
                 checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints, best)
         self.sampler.use_checkpoint(path)
+
+
+REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
+
+
+class RewardErrors:
+    """How often reward functions of the user's have failed.
+
+    Only rank 0 is heard, so a function's first error on another rank is shown here.
+    """
+
+    def __init__(self, rewarder: Rewarder, warn: Callable[[str], None]):
+        self._rewarder, self._warn = rewarder, warn
+        self._shown: set[str] = set()
+
+    def count(self) -> dict[str, float | None]:
+        """Failures so far of each function that has failed, over all ranks; called on all of them."""
+        rewarder = self._rewarder
+        self._shown |= set(rewarder.first_errors)  # the rewarder itself shows these
+        counts: Counter[str] = Counter()
+        for failures, messages in gather_objects((dict(rewarder.failures), dict(rewarder.first_errors))):
+            counts.update(failures)
+            for name in messages.keys() - self._shown:
+                self._shown.add(name)
+                self._warn(messages[name])
+        return {REWARD_ERRORS.of(name): float(count) for name, count in counts.items()}

@@ -1,27 +1,101 @@
-"""The optimizer updates of one step: passes over its groups, each in as many mini-batches as were asked for."""
+"""The optimizer updates of a step: mini-batches of its groups; each weighted, packed, run forward and backward."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 
+from vlm_pg.algorithms.losses import KL, response_token_weights
+from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import gather_objects, sum_over_ranks
-from vlm_pg.metrics import Metric
+from vlm_pg.distributed import agree_to_go_on, gather_objects, no_way_back, sum_over_ranks
+from vlm_pg.errors import NotFiniteError
+from vlm_pg.metrics import NORM_CHART, Chart, Metric
+from vlm_pg.models.micro_batches import pack_micro_batch, pass_logprobs, plan_groups, run_micro_batch
+from vlm_pg.models.packing import repeated_tokens
 from vlm_pg.models.reference import ScoringPolicy
+from vlm_pg.models.settings import VISION_PARTS
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.tally import over_updates
-from vlm_pg.training.dealing import step_order
+from vlm_pg.tally import Tally, over_updates
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.exchange import Share, dealt
-from vlm_pg.training.group_advantages import trains
-from vlm_pg.training.sequence_ranks import scores_together
-from vlm_pg.training.step import Update, UpdateSettings, group_sizes, update_policy
-from vlm_pg.types import ResponseGroup, RolloutGroup
+from vlm_pg.training.groups import step_order, trains
+from vlm_pg.training.loss import LOSS, GroupLoss, LogprobsSource, behaviour_logprobs
+from vlm_pg.training.step_features import StepFeatures
+from vlm_pg.types import Prompt, RolloutGroup
 
+T = TypeVar("T")
+
+TOKENS_CHART = Chart("Tokens per step", 19)
+TOKENS_COMPUTED = Metric("tokens_computed", "tokens", "sum", TOKENS_CHART)
+TOKENS_REPEATED = Metric("tokens_repeated", "tokens", "sum", TOKENS_CHART)
+TOKENS_SHARED = Metric("tokens_shared_across_questions", "tokens", "sum")
+QUESTIONS_SHARING = Metric("questions_sharing", "questions", "sum")
+GROUPS_CHUNKED = Metric("groups_chunked", "groups", "sum")
+SHARING_RATIO = Metric("sharing_ratio", "tokens repeated / computed")
+SHARING_RATIO_BOUND = Metric("sharing_ratio_bound", "tokens repeated / computed")
+PROMPT_TOKENS = Metric("prompt_tokens_mean", "tokens")
+GENERATIONS = Metric("generations_mean", "rollouts per group")
+GRAD_NORM = Metric("grad_norm", "L2, before clipping", "same", NORM_CHART)
+LEARNING_RATE = Metric("lr", how="same", chart=Chart("Learning rate", 11, smooth=False))
+PART_GRAD_NORM = Metric("grad_norm/", "L2, before clipping", "same", NORM_CHART)
+PART_LEARNING_RATE = Metric("lr/", how="same", chart=Chart("Learning rate by part", 12, smooth=False))
+MICRO_BATCHES = Metric("micro_batches", how="same", over_updates="sum")
+BACKWARD_CALLS = Metric("backward_calls", how="same", over_updates="sum")
 UPDATES = Metric("updates", "of the optimizer", "same")
+
+# Of a rank without work of its own, in chunks.
+FILLER = MicroBatch(((Piece(0, (0,)),),))
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What all updates of a run have in common.
+
+    Attributes:
+        micro_batch_tokens: token budget of one forward and backward, in which a shared prefix counts once.
+        logprobs: the denominator of the loss's ratio, see ``behaviour_logprobs``.
+        max_new_tokens: the length that ``loss_average=constant_length`` divides by.
+    """
+
+    algorithm: AlgorithmSettings
+    micro_batch_tokens: int
+    temperature: float = 1.0
+    logprobs: LogprobsSource = "reuse"
+    max_new_tokens: int | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> UpdateSettings:
+        """Those of a run's configuration."""
+        rollout, tokens = config.rollout, config.training.micro_batch_tokens
+        return cls(config.algorithm, tokens, rollout.temperature, rollout.logprobs, rollout.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update, or all updates of a step, work on.
+
+    Attributes:
+        groups: this data rank's share of the complete groups; its sequence ranks have the same.
+        vision: the run of the tower whose features the prompts of all groups that train carry; None: they are encoded.
+        measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
+            over the rollouts that the present weights sampled. The same on all ranks.
+        may_stop: it may be given up between two backward calls, for the step has made no other update yet.
+        waiting: entered around the collective in which ranks whose passes are over wait for the others.
+    """
+
+    groups: Sequence[RolloutGroup]
+    learning_rate: float
+    vision: StepFeatures | None = None
+    measure_mismatch: bool = False
+    may_stop: bool = False
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, config: RunConfig) -> dict[str, float]:
@@ -38,98 +112,271 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
     Returns:
         The step's metrics, equal on all ranks.
     """
-    algorithm, settings = config.algorithm, UpdateSettings.of(config)
-    groups = step.groups
+    algorithm, settings, parallel = config.algorithm, UpdateSettings.of(config), engine.parallel
+    vision_trains, groups = engine.policy.vision.trains, step.groups
     if settings.logprobs == "recompute" and algorithm.updates > 1:
-        groups = _scored(engine, step, config)
-    values: list[dict[str, float]] = []
+        groups = _scored(engine, groups, config)
     numbers = step_order(gather_objects([group.order for group in groups]))
     total = sum(map(len, numbers))
     parts = [number * algorithm.minibatches // total for number in numbers[engine.ranks.rank]]
-    shares = _Shares(engine, reference, replace(step, groups=groups), settings, again=algorithm.num_iterations > 1)
-    for _ in range(algorithm.num_iterations):
-        for number in range(algorithm.minibatches):
-            chosen = [place for place, part in enumerate(parts) if part == number]
-            here = float(sum(trains(groups[place]) for place in chosen))
-            if sum_over_ranks({"groups": here}, engine.policy.device)["groups"]:
-                values.append(shares.update(number, chosen, first=not values))
+    shares = None
+    if parallel is not None:
+        shares = parallel.shares(reference, settings.micro_batch_tokens, again=algorithm.num_iterations > 1)
+    values: list[dict[str, float]] = []
+    for number in [*range(algorithm.minibatches)] * algorithm.num_iterations:
+        chosen = [group for group, part in zip(groups, parts, strict=True) if part == number]
+        here = float(sum(map(trains, chosen)))
+        if not sum_over_ranks({"groups": here}, engine.policy.device)["groups"]:
+            continue
+        first = not values
+        update = replace(
+            step,
+            groups=chosen,
+            # After the first update the weights are others, and a trained tower's features too.
+            vision=step.vision if first or not vision_trains else None,
+            measure_mismatch=step.measure_mismatch and first,
+            may_stop=first,
+        )
+        of_deal: dict[Metric, float] = {}
+        if shares is not None:
+            update, of_deal = shares.of(number, update)
+        values.append(update_policy(engine, reference, update, settings) | of_deal)
     found = over_updates(values) | {UPDATES: float(len(values))}
     # A group that was split is one group all the same.
-    return found | group_sizes(groups) if shares.are_dealt else found
+    return found | _group_sizes(groups) if shares is not None and shares.are_dealt else found
 
 
-class _Shares:
-    """What this data rank trains on in each mini-batch: dealt when it is its turn, and the same ever after.
-
-    ``are_dealt``: groups may have changed ranks.
-
-    Args:
-        step: as in ``run_updates``, its groups as they train.
-        again: every mini-batch will be trained on more than once.
-    """
-
-    def __init__(
-        self, engine: Engine, reference: ScoringPolicy | None, step: Update, settings: UpdateSettings, again: bool
-    ):
-        self._engine, self._reference, self._step, self._settings = engine, reference, step, settings
-        self._again = again
-        self._shares: dict[int, Share] = {}
-        self.are_dealt = False
-
-    def update(self, number: int, chosen: Sequence[int], first: bool) -> dict[str, float]:
-        """One update on a mini-batch, of which ``chosen`` are the places of this process's groups; its metrics.
-
-        Args:
-            first: of the step.
-        """
-        share = self._share(number, chosen, first)
-        update = Update(
-            share.groups,
-            self._step.learning_rate,
-            share.vision,
-            self._step.measure_mismatch and first,
-            may_stop=first,
-            waiting=self._step.waiting,
-            reference_vision=share.reference_vision,
-        )
-        return update_policy(self._engine, self._reference, update, self._settings) | share.metrics
-
-    def _share(self, number: int, chosen: Sequence[int], first: bool) -> Share:
-        step, vision_trains = self._step, self._engine.policy.vision.trains
-        known = self._shares.get(number)
-        if known is not None:
-            return replace(known, vision=known.encoded_anew(self._engine)) if vision_trains else known
-        # Behind the first update the weights are others, and a trained tower's features too.
-        made = None if vision_trains and not first else step.vision
-        own = replace(
-            step, groups=[step.groups[place] for place in chosen], vision=None if made is None else made.of(chosen)
-        )
-        share = dealt(self._engine, own, self._settings.micro_batch_tokens, self._reference)
-        self.are_dealt |= bool(share.metrics)
-        if self._again:
-            # Of a trained tower's features none is kept over an update: its graph hangs on them.
-            self._shares[number] = replace(share, vision=None) if vision_trains else share
-        return share
-
-
-def _scored(engine: Engine, step: Update, config: RunConfig) -> list[RolloutGroup]:
+def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -> list[RolloutGroup]:
     """The groups with the log-probabilities of the training forward, under the weights that sampled.
 
-    Those of pruned rollouts, which nobody will ask for, are empty.
+    Those of pruned rollouts, which nothing reads, are empty.
     """
-    rollout, groups = config.rollout, step.groups
-    places = [[i for i, weight in enumerate(group.kept or (1.0,) * len(group.rollouts)) if weight] for group in groups]
-    asked = [
-        ResponseGroup(group.prompt, tuple(group.rollouts[i].token_ids for i in chosen))
-        for group, chosen in zip(groups, places, strict=True)
-        if chosen
-    ]
+    places = [[i for i, weight in enumerate(group.rollout_weights) if weight] for group in groups]
+    asked = [group.only(chosen).response_group for group, chosen in zip(groups, places, strict=True) if chosen]
     with engine.weights_at_hand():
-        scorer = PolicyScorer(engine.policy, rollout.prefill_tokens)
-        found = iter(scores_together(engine, scorer, asked, step.prompts, rollout.temperature))
+        scorer = PolicyScorer(engine.policy, config.rollout.prefill_tokens)
+        score = scorer.score if engine.parallel is None else partial(engine.parallel.score, scorer)
+        found = iter(score(asked, config.rollout.temperature))
     scored = []
     for group, chosen in zip(groups, places, strict=True):
         by_place = dict(zip(chosen, next(found), strict=True)) if chosen else {}
         logprobs = tuple(by_place.get(i, torch.empty(0)) for i in range(len(group.rollouts)))
         scored.append(replace(group, trainer_logprobs=logprobs))
     return scored
+
+
+def update_policy(
+    engine: Engine, reference: ScoringPolicy | None, update: Update, settings: UpdateSettings
+) -> dict[str, float]:
+    """One optimizer update on complete groups (this rank's share); its metrics, equal on all ranks.
+
+    Pruned rollouts take part in nothing here, neither in the reference's forward nor in the policy's. Where nothing is
+    shared (``model.share_prefix``) every rollout is a group of its own once its loss weight is known.
+
+    Args:
+        reference: what a KL term of the loss measures from; None without one.
+
+    Raises:
+        ConfigError: ``logprobs`` is recompute and other weights sampled these rollouts; or a loss of the user's own
+            returned something else than a loss.
+        NotFiniteError: loss or gradient is not finite, and the weights are untouched; or the updated weights are not.
+            Engine and policy must be loaded anew before training goes on.
+    """
+    policy, parallel = engine.policy, engine.parallel
+    trained = [_without_pruned(group) for group in update.groups if trains(group)]
+    loss, vision = _weighted(engine, update, trained, settings)
+    plan = plan_groups(loss.groups, settings.micro_batch_tokens, policy.settings.share_prefix)
+    slots = plan.slots if parallel is None else parallel.slots(plan.micro_batches)
+    backward = _Backward(engine, sum(slot.backward_calls for slot in slots), update.may_stop)
+    for slot in slots:
+        if slot is slots[-1]:
+            backward.into_tower = vision.connect()
+        micro = slot.micro or FILLER
+        groups = [loss.groups[group] for group in micro.groups] if slot.micro else []
+        responses = [group.response_group for group in groups] if parallel is None or groups else [parallel.filler]
+        streams = pack_micro_batch(policy, responses, micro, slot.chunks if slot.chunks > 1 else 0, engine.sequence)
+        # All passes of the reference come before those of the policy take their memory. It runs where there is nothing
+        # to do, too: its weights may be scattered over the ranks as well.
+        ref_logprobs: list[torch.Tensor] | None = None
+        if reference is not None:
+            ref_features = _reference_features(engine, reference, groups) if groups else None
+            ref_logprobs = pass_logprobs(reference, streams, ref_features, settings.temperature)
+        if groups:
+            loss.tally.add(TOKENS_COMPUTED, streams.num_tokens(len(micro.chunks)))
+            loss.tally.add(TOKENS_SHARED, streams.prompts.tokens_shared)
+            loss.tally.add(QUESTIONS_SHARING, streams.prompts.num_sharing)
+            if streams.prefixes:
+                loss.tally.add(GROUPS_CHUNKED, len(groups))
+        run_micro_batch(
+            engine.module,
+            streams,
+            policy.join_features(responses, [vision.connected(group.prompt.features) for group in responses]),
+            partial(loss.of_pass, micro.chunks if groups else (), ref_logprobs),
+            backward,
+            settings.temperature,
+            loss_scale=engine.loss_scale,
+            every_weight=engine.needs_every_weight,
+            entropy_graph=settings.algorithm.entropy_coef > 0,
+        )
+    _count_sharing(loss.tally, trained, plan.in_one_tree)
+    with update.waiting():
+        metrics = loss.tally.reduced(engine.ranks)
+    # Of the sum over ranks, so that all of them stop here or none.
+    _check_finite(metrics[LOSS])
+    no_way_back()  # to the weights of the step before
+    grad_norm = engine.step(update.learning_rate)
+    rates = engine.rates.of_parts(update.learning_rate)
+    of_parts: dict[str, float] = {PART_LEARNING_RATE.of(part): rate for part, rate in rates.items()}
+    return {
+        **metrics,
+        GRAD_NORM: grad_norm,
+        LEARNING_RATE: update.learning_rate,
+        MICRO_BATCHES: float(len(slots)),
+        BACKWARD_CALLS: float(backward.calls),
+        **{PART_GRAD_NORM.of(part): norm for part, norm in engine.part_norms().items()},
+        **(of_parts if len(set(of_parts.values())) > 1 else {}),
+    }
+
+
+def _without_pruned(group: RolloutGroup) -> RolloutGroup:
+    weights = group.rollout_weights
+    return group if all(weights) else group.only([index for index, weight in enumerate(weights) if weight])
+
+
+def _weighted(
+    engine: Engine, update: Update, groups: list[RolloutGroup], settings: UpdateSettings
+) -> tuple[GroupLoss, StepFeatures]:
+    """The loss of groups that train, every weight fixed over all ranks before anything is cut; and their features."""
+    algorithm, policy = settings.algorithm, engine.policy
+    behaviour = behaviour_logprobs(groups, settings.logprobs, policy.weights_version)
+    # With prune correction, a batch counts as all that was sampled, of which what is left is an estimate.
+    counted = update.groups if algorithm.prune_correction else groups
+    weights = _token_weights(groups, counted, settings, engine)
+    vision = update.vision
+    if not policy.settings.share_prefix:
+        groups = [group.only([index]) for group in groups for index in range(len(group.rollouts))]
+        weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
+        vision = None
+    if vision is None:
+        vision = _encoded(engine, [group.prompt for group in groups])
+        groups = [replace(group, prompt=prompt) for group, prompt in zip(groups, vision.prompts, strict=True)]
+    return GroupLoss(policy, groups, weights, algorithm, behaviour, update.measure_mismatch), vision
+
+
+def _one_each(by_group: Sequence[Sequence[T]]) -> list[list[T]]:
+    """Values of the rollouts of each group, each rollout a group of its own."""
+    return [[of_rollout] for of_group in by_group for of_rollout in of_group]
+
+
+def _encoded(engine: Engine, prompts: Sequence[Prompt]) -> StepFeatures:
+    if engine.policy.vision.trains:
+        return StepFeatures(engine.policy, prompts, engine.sequence)
+    # Each rank enters a frozen tower as often as its own prompts need.
+    with engine.weights_at_hand():
+        return StepFeatures(engine.policy, prompts, engine.sequence)
+
+
+def _reference_features(
+    engine: Engine, reference: ScoringPolicy, groups: Sequence[RolloutGroup]
+) -> torch.Tensor | None:
+    """Where the tower is frozen it is the reference's tower too."""
+    responses = [group.response_group for group in groups]
+    if not engine.policy.vision.trains:
+        return engine.policy.join_features(responses, [group.prompt.features for group in groups])
+    features = [group.reference_features for group in groups]
+    if None in features:
+        features = [*reference.vision.encode([group.prompt for group in groups], sequence=engine.sequence)]
+    return reference.join_features(responses, features)
+
+
+@dataclass
+class _Backward:
+    """The backward calls of one update: ``calls`` on every rank.
+
+    Where the engine needs it, the first and the last reach every trained weight; with a frozen language model all do,
+    for ZeRO-1 and 2 are not made for a backward that reaches none. ``into_tower``: a zero whose backward enters the
+    trained tower, added to the last loss.
+    """
+
+    engine: Engine
+    calls: int
+    may_stop: bool
+    made: int = 0
+    into_tower: torch.Tensor | None = None
+
+    def __call__(self, loss: torch.Tensor) -> None:
+        engine, self.made = self.engine, self.made + 1
+        if self.made == self.calls:
+            engine.backward(loss if self.into_tower is None else loss + self.into_tower, True)
+            return
+        parts = engine.rates.parts
+        reaching = self.made == 1 or "language" not in parts
+        if reaching and engine.needs_every_weight and any(part in parts for part in VISION_PARTS):
+            loss = loss + engine.policy.idle_vision_loss()
+        engine.backward(loss, False)
+        if self.may_stop:
+            agree_to_go_on()
+
+
+def _check_finite(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise NotFiniteError(
+            f"The loss is {loss}; the step was not taken and no checkpoint was written. Resume from the last "
+            "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
+        )
+
+
+def _token_weights(
+    groups: Sequence[RolloutGroup], counted: Sequence[RolloutGroup], settings: UpdateSettings, engine: Engine
+) -> list[list[float]]:
+    """Loss weight of each token of each rollout of each group.
+
+    Args:
+        counted: the groups over which the loss averages.
+    """
+    average, max_new_tokens = settings.algorithm.loss_average, settings.max_new_tokens
+    if max_new_tokens is None:
+        if average == "constant_length":
+            raise ValueError("loss_average=constant_length divides by max_new_tokens; pass rollout.max_new_tokens.")
+        max_new_tokens = 1  # no other average reads it
+    of_batch = [len(rollout.token_ids) for group in counted for rollout in group.rollouts]
+    here = {"tokens": float(sum(of_batch)), "sequences": float(len(of_batch))}
+    totals = engine.ranks.sum_over_data_ranks(here, engine.policy.device)
+    weights = iter(
+        response_token_weights(
+            [len(rollout.token_ids) for group in groups for rollout in group.rollouts],
+            average,
+            int(totals["tokens"]),
+            int(totals["sequences"]),
+            max_new_tokens,
+            [weight for group in groups for weight in group.rollout_weights],
+        )
+    )
+    return [[next(weights) for _ in group.rollouts] for group in groups]
+
+
+def _group_sizes(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Means over the groups of all processes, of what trains of them. A collective."""
+    tally = Tally()
+    for group in groups:
+        if kept := sum(map(bool, group.rollout_weights)):
+            tally.add(PROMPT_TOKENS, group.prompt.num_tokens)
+            tally.add(GENERATIONS, kept)
+    return tally.reduced()
+
+
+def _count_sharing(tally: Tally, groups: Sequence[RolloutGroup], in_one_tree: int) -> None:
+    """What sharing saved.
+
+    Args:
+        in_one_tree: tokens this rank would compute if all its groups fitted in one pass.
+    """
+    lengths = [[len(rollout.token_ids) for rollout in group.rollouts] for group in groups]
+    prompts = [group.prompt.num_tokens for group in groups]
+    repeated = sum(map(repeated_tokens, prompts, lengths))
+    tally.add(TOKENS_REPEATED, repeated)
+    tally.add(SHARING_RATIO, repeated, tally.total(TOKENS_COMPUTED))
+    tally.add(SHARING_RATIO_BOUND, repeated, in_one_tree)
+    tally.add(PROMPT_TOKENS, sum(prompts), len(groups))
+    tally.add(GENERATIONS, sum(map(len, lengths)), len(groups))
+    tally.add_all({LOSS: 0, GROUPS_CHUNKED: 0, KL: 0}, 0)  # known where there are none, too

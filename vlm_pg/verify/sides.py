@@ -15,7 +15,7 @@ import torch
 
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.memory import peak_above_baseline
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.packing import packed_tokens
 from vlm_pg.models.policy import Policy
 from vlm_pg.types import Prompt, ResponseGroup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,12 +12,12 @@ from vlm_pg.bench.case import random_model
 from vlm_pg.bench.step import CONTESTANTS
 from vlm_pg.bench.training.case import TrainingCase, gradient_norm
 from vlm_pg.bench.training.prefix_grouper import BottomRightMask, bottom_right_attention
-from vlm_pg.models import chunked
+from vlm_pg.models import micro_batches
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.processes import resolve
-from vlm_pg.training import passes
+from vlm_pg.training import updates
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["plain", "checkpointing"])
@@ -68,17 +67,19 @@ def test_every_contestant_is_where_its_entry_says() -> None:
 
 def test_ours_is_the_loop_of_training(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training's passes and both of ours come from one function: who changes it changes what is measured."""
-    assert passes.micro_batch_losses is chunked.micro_batch_losses
+    assert updates.run_micro_batch is micro_batches.run_micro_batch
     ran: list[int] = []
 
-    def counted(*arguments: Any, **options: Any) -> Iterator[torch.Tensor]:
-        ran.append(0)
-        for loss in micro_batch_losses(*arguments, **options):
+    def counted(module: Any, streams: Any, features: Any, loss_of: Any, backward: Any, *more: Any) -> None:
+        def counted_backward(loss: torch.Tensor) -> None:
             ran[-1] += 1
-            yield loss
+            backward(loss)
 
-    micro_batch_losses = chunked.micro_batch_losses
-    monkeypatch.setattr(chunked, "micro_batch_losses", counted)
+        ran.append(0)
+        run_micro_batch(module, streams, features, loss_of, counted_backward, *more)
+
+    run_micro_batch = micro_batches.run_micro_batch
+    monkeypatch.setattr(micro_batches, "run_micro_batch", counted)
     case = TrainingCase.random(policy, 16, (600, 600))
     for name in ("grouped", "grouped-chunked"):
         case.run(resolve(CONTESTANTS[name].run))

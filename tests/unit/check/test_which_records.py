@@ -13,7 +13,7 @@ from vlm_pg import cli
 from vlm_pg.config import load_config
 from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import read_records
-from vlm_pg.training.record_sets import record_sets
+from vlm_pg.training.cache_fill import record_sets
 
 LOST = {"missing_media": ["train.jsonl:3 3"]}
 

@@ -24,6 +24,7 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.layer_globals import layer_global, replaced_globals, set_layer_globals
 from vlm_pg.models.liger import Liger, apply_liger, liger_line, liger_of
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import ModelSettings, Switch
 from vlm_pg.types import ResponseGroup
@@ -272,7 +273,11 @@ def test_hooks_of_accelerate_stay_above_what_is_put_in(family: str, monkeypatch:
     monkeypatch.setattr(layers, "ROTATIONS", {"apply_rotary_pos_emb": _theirs(model)})
     on_gpu(monkeypatch)
     policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", liger=True))
-    policy(policy.pack([ResponseGroup(text_prompt("one", torch.arange(10, 19)), (torch.arange(10, 14),))]), None)
+    policy(
+        Policy.stream_logprobs,
+        policy.pack([ResponseGroup(text_prompt("one", torch.arange(10, 19)), (torch.arange(10, 14),))]),
+        None,
+    )
     assert set(called) == hooked and any(name.endswith("mlp") for name in hooked)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.fakes import CPU, CUDA, as_fake, fake_policy, faked, features_of, groups_of, real_policy
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
-from vlm_pg.models.chunked import Streams, micro_batch_losses
+from vlm_pg.models.micro_batches import Streams, run_micro_batch
 from vlm_pg.models.packing import pack, pack_chunk, pack_prefixes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import LoraSettings, Part
@@ -54,10 +54,13 @@ def losses(policy: Policy, streams: Streams, device: torch.device, entropy_graph
         return (logprobs + entropies).sum()
 
     found = []
-    for loss in micro_batch_losses(policy, on_device, features, of_pass, 0.7, entropy_graph=entropy_graph):
+
+    def backward(loss: torch.Tensor) -> None:
         if device == CPU:
             loss.backward()
         found.append(loss.detach())
+
+    run_micro_batch(policy, on_device, features, of_pass, backward, 0.7, entropy_graph=entropy_graph)
     return found
 
 

@@ -28,7 +28,7 @@ from tests.support.fakes import (
 from tests.support.tiny import FAMILY_NAMES
 from tests.unit.models.test_passes_on_fake_cuda import SLOW, check_gradients, packed, parts_of
 from vlm_pg.distributed import SequenceGroup
-from vlm_pg.models.chunked import Streams, micro_batch_losses, shared_out
+from vlm_pg.models.micro_batches import Streams, run_micro_batch, share_streams
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import LoraSettings, Part
 from vlm_pg.models.stream_share import StreamShare
@@ -68,7 +68,7 @@ def update(
     """The collectives of one rank's update, in order: name, elements to each rank, and from each."""
     parts: tuple[Part, ...] = settings.pop("train", parts_of(family))
     with ranks(size, rank) as sequence:
-        streams = shared_out(packed(family, chunks), sequence)
+        streams = share_streams(packed(family, chunks), sequence)
         with faked() as strict:
             policy = fake_policy(family, device, train=parts, gradient_checkpointing=True, **settings)
             policy.logits_chunk_rows = 50
@@ -86,9 +86,11 @@ def update(
                     assert (tuple(values.shape), values.dtype, values.device) == (expected, torch.float32, device)
                 return (logprobs + entropies).sum()
 
-            for loss in micro_batch_losses(policy, on_device, features, of_pass, 0.7):
+            def backward(loss: torch.Tensor) -> None:
                 if device == CPU:
                     loss.backward()
+
+            run_micro_batch(policy, on_device, features, of_pass, backward, 0.7)
             if device == CPU:
                 check_gradients(policy, parts)
         return strict.sent

@@ -11,8 +11,8 @@ from tests.support.live_bytes import LiveBytes
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.bench.case import text_prompt
 from vlm_pg.errors import ModelError
-from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.row_tiles import RowTiles
 from vlm_pg.models.settings import PARTS, ModelSettings

@@ -15,8 +15,8 @@ from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.case import text_prompt
 from vlm_pg.bench.paper.counter import count, fake_mode
 from vlm_pg.bench.paper.fake import fake_policy
-from vlm_pg.models.chunked import backward_in_chunks
 from vlm_pg.models.loading import DTYPES
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.registry import FAMILIES as REGISTERED
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice

@@ -87,7 +87,7 @@ def test_two_parts_of_one_name_are_refused(tmp_path: Path):
 
 
 def test_names_that_training_adds_are_reserved():
-    from vlm_pg.training.group_rewards import SHAPED_PARTS
+    from vlm_pg.training.groups import SHAPED_PARTS
 
     assert RESERVED_PARTS == SHAPED_PARTS
 

@@ -18,7 +18,7 @@ from vlm_pg.rollout.engine import RolloutEngine, Together
 from vlm_pg.rollout.memory import TokenCosts, rounds
 from vlm_pg.rollout.ragged import row_bucket
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.training.sequence_ranks import SharedPrompts, sampler_of_all
+from vlm_pg.training.parallel import sample_together
 from vlm_pg.types import Prompt
 
 TWO = SequenceGroup(2, 0)
@@ -146,10 +146,9 @@ def test_who_samples_what_one_process_cannot(divide: Any, questions: int, length
     room = 300 * costs.per_token + 4 * costs.rollout(settings)
     settings = settings.model_copy(update={"memory_gb": room / 2**30})
     engine, prompts = RolloutEngine(policy, settings, seed=0), of_lengths(policy, range(length, length + questions))
-    shared = SharedPrompts(prompts, range(1))
-    assert (sampler_of_all(Agreeing(2, 0), engine, shared, "auto") is engine) == together
-    assert sampler_of_all(Agreeing(2, 0), engine, shared, "questions") is None
-    assert sampler_of_all(SequenceGroup(), engine, shared, "auto") is None
+    assert sample_together(Agreeing(2, 0), engine, prompts, "auto") == together
+    assert not sample_together(Agreeing(2, 0), engine, prompts, "questions")
+    assert not sample_together(SequenceGroup(), engine, prompts, "auto")
 
 
 def test_processes_that_take_turns_cannot_divide_a_prompt() -> None:
@@ -157,4 +156,4 @@ def test_processes_that_take_turns_cannot_divide_a_prompt() -> None:
     policy.turns = object()  # type: ignore[assignment]
     engine = RolloutEngine(policy, RolloutSettings(num_generations=4, divide_prefix="always"), seed=0)
     with pytest.raises(ConfigError, match=r"divide_prefix is always, but under ZeRO-3 .*rollout\.gather=all"):
-        sampler_of_all(TWO, engine, SharedPrompts(of_lengths(policy, (40,)), range(1)), "auto")
+        sample_together(TWO, engine, of_lengths(policy, (40,)), "auto")

@@ -10,7 +10,7 @@ import torch
 from vlm_pg.errors import ConfigError
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
-from vlm_pg.training.behaviour import (
+from vlm_pg.training.loss import (
     MISMATCH_EXP_ABS,
     MISMATCH_KL,
     MISMATCH_MAX,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlm_pg.training import checkpoints
-from vlm_pg.training.best import RunningScore, find_best, point_to_best
+from vlm_pg.training.checkpoints import RunningScore, find_best, point_to_best
 
 
 def make(folder: Path, step: int, *rewards: float | None) -> Path:

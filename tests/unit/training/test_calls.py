@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from vlm_pg.batching.plan import MicroBatch, Piece
-from vlm_pg.training import calls
-from vlm_pg.training.calls import PassSlot, agreed_slots
+from vlm_pg.models.micro_batches import Plan, Slot
+from vlm_pg.training import parallel
+from vlm_pg.training.parallel import agreed_slots
 
 CPU = torch.device("cpu")
 
@@ -18,11 +19,12 @@ def micro(group: int, chunks: int) -> MicroBatch:
     return MicroBatch(tuple((Piece(group, (index,)),) for index in range(chunks)))
 
 
-def test_one_rank_has_its_own_plan_chunked_ones_first() -> None:
-    plan = [micro(0, 1), micro(1, 2), micro(2, 1), micro(3, 4)]
-    places = agreed_slots(plan, CPU)
-    assert places == [PassSlot(plan[3], 4), PassSlot(plan[1], 2), PassSlot(plan[0], 1), PassSlot(plan[2], 1)]
-    assert [place.backward_calls for place in places] == [5, 3, 1, 1]
+def test_one_rank_has_its_own_plan() -> None:
+    plan = [micro(3, 4), micro(1, 2), micro(0, 1), micro(2, 1)]
+    slots = agreed_slots(plan, CPU)
+    assert slots == Plan(plan, 0).slots
+    assert slots == [Slot(plan[0], 4), Slot(plan[1], 2), Slot(plan[2], 1), Slot(plan[3], 1)]
+    assert [slot.backward_calls for slot in slots] == [5, 3, 1, 1]
 
 
 def test_a_rank_fills_the_places_it_has_nothing_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,14 +36,9 @@ def test_a_rank_fills_the_places_it_has_nothing_for(monkeypatch: pytest.MonkeyPa
         assert set(values) == set(theirs), "ranks must reduce the same keys"
         return {name: max(value, theirs[name]) for name, value in values.items()}
 
-    monkeypatch.setattr(calls, "max_over_ranks", with_other)
-    plan = [micro(0, 1), micro(1, 1), micro(2, 2)]
-    assert agreed_slots(plan, CPU) == [
-        PassSlot(plan[2], 5),
-        PassSlot(None, 3),
-        PassSlot(plan[0], 1),
-        PassSlot(plan[1], 1),
-    ]
+    monkeypatch.setattr(parallel, "max_over_ranks", with_other)
+    plan = [micro(2, 2), micro(0, 1), micro(1, 1)]
+    assert agreed_slots(plan, CPU) == [Slot(plan[0], 5), Slot(None, 3), Slot(plan[1], 1), Slot(plan[2], 1)]
 
 
 def test_no_work_anywhere() -> None:

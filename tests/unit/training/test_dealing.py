@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.training.dealing import share_of_rank, step_order
+from vlm_pg.training.groups import step_order
+from vlm_pg.training.questions import share_of_rank
 from vlm_pg.types import MediaRef, Sample
 
 

@@ -12,9 +12,8 @@ from tests.support.groups import tiny_policy
 from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import CheckpointError, NotFiniteError
 from vlm_pg.training.engines import TorchEngine
-from vlm_pg.training.optimizer_states import TorchStates
+from vlm_pg.training.optimizer_states import TorchStates, read_states, write_states
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.state_files import read_states, write_states
 
 SETTINGS = TrainingSettings(steps=2, learning_rate=1e-2, weight_decay=0.1)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vlm_pg.batching.cost import GroupWork
-from vlm_pg.training.exchange import Place, _Known, _passages
-from vlm_pg.training.feature_route import Passage
+from vlm_pg.training.parallel import Place, _Known, _passages
+from vlm_pg.training.step_features import Passage
 
 
 def known(media: str, rank: int, rows: int = 4, trained: bool = True) -> _Known:

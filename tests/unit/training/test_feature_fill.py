@@ -21,8 +21,7 @@ from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
-from vlm_pg.training.cache_fill import fill
-from vlm_pg.training.record_sets import record_sets
+from vlm_pg.training.cache_fill import fill, record_sets
 from vlm_pg.types import Prompt
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.training.test_saving import config, make
 from vlm_pg.data.digests import changed_data, data_digests
 from vlm_pg.errors import CheckpointError
-from vlm_pg.training import checkpoints, history
+from vlm_pg.training import checkpoints, saving
 from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
 
 
@@ -63,7 +63,7 @@ def test_a_run_without_a_checkpoint_begins_again_only_before_the_first_was_due(
     run = run_folder(tmp_path / "run", steps, every)
     if not refused:
         assert checkpoint_to_resume(config("auto"), run / "checkpoints", print) is None
-        assert len(history.set_aside(run)) == (steps > 0)
+        assert len(saving.set_aside(run)) == (steps > 0)
         return
     with pytest.raises(CheckpointError, match=rf"metrics\.jsonl goes to step {steps}, with a checkpoint every {every}"):
         checkpoint_to_resume(config("auto"), run / "checkpoints", print)

@@ -12,8 +12,7 @@ from tests.support.tiny import tiny_model
 from vlm_pg.config import RunConfig
 from vlm_pg.errors import CheckpointError
 from vlm_pg.training import checkpoints
-from vlm_pg.training.fit import checkpoint_settings
-from vlm_pg.training.saving import abandon_others, changed_settings, checkpoint_to_resume
+from vlm_pg.training.saving import abandon_others, changed_settings, checkpoint_settings, checkpoint_to_resume
 
 
 def config(resume: str, **model: object) -> RunConfig:

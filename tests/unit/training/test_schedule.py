@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.training.schedule import learning_rate
+from vlm_pg.training.rates import learning_rate
 from vlm_pg.training.settings import TrainingSettings
 
 

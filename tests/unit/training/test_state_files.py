@@ -11,8 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import CheckpointError
-from vlm_pg.training.optimizer_states import OptimizerStates, StateSlice
-from vlm_pg.training.state_files import Contents, read_states, write_states
+from vlm_pg.training.optimizer_states import Contents, OptimizerStates, StateSlice, read_states, write_states
 
 # 10 and 3 elements.
 SHAPES = {"a.weight": (2, 5), "b": (3,)}

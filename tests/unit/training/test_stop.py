@@ -19,8 +19,8 @@ from vlm_pg.distributed import ALONE, AgreedStop, agree_to_go_on, no_way_back
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.main import _Run
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.step import Update, UpdateSettings, update_policy
 from vlm_pg.training.stop import LISTENED, StopRequest
+from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 
 
 @pytest.mark.parametrize(

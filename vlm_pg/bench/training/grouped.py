@@ -12,7 +12,7 @@ from vlm_pg.bench.case import set_attention, text_prompt
 from vlm_pg.bench.training.case import TrainingCase
 from vlm_pg.bench.work import CHUNK_TOKENS
 from vlm_pg.distributed import BY_ITSELF, SequenceGroup
-from vlm_pg.models.chunked import backward_in_chunks, pack_whole, pass_logprobs
+from vlm_pg.models.micro_batches import backward_in_chunks, pack_micro_batch, pass_logprobs
 from vlm_pg.models.reference import AdapterFreeReference
 from vlm_pg.types import ResponseGroup
 
@@ -33,7 +33,7 @@ def scored(case: TrainingCase) -> float:
     policy: Any = case.policy
     reference = AdapterFreeReference(policy) if policy.settings.lora is not None else policy
     with torch.no_grad():
-        streams = pack_whole(policy, [_group(case)])
+        streams = pack_micro_batch(policy, [_group(case)])
         (logprobs,) = pass_logprobs(reference, streams, None, temperature=1.0)
     return logprobs.sum().item()
 

@@ -23,7 +23,7 @@ from vlm_pg.bench.paper.models import config_of
 from vlm_pg.bench.paper.sequence import CountedRank
 from vlm_pg.bench.shapes import SIZES
 from vlm_pg.cli import main
-from vlm_pg.models.chunked import backward_in_chunks
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.plan.communication import sequence_parallel_bytes
 
 # 32 rows that nobody reads and 64 that are read: the prompt's last one and all of a response but its last token.
