@@ -34,9 +34,9 @@ from data_pipelines.engine.fields import answer_text, list_of, named, text_of, t
 from data_pipelines.engine.options import lettered
 from data_pipelines.engine.questions import answered, check_removed_marks, without_sentences
 from data_pipelines.engine.reading import one_object, read_rows
+from vlm_pg.answers.latex import statement, unspaced
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import ConfigError, printable
-from vlm_pg.rewards.latex_text import statement, unspaced
 
 _DIAGRAM = "img_diagram.png"
 # 3,002 questions in all; InterGPS' own page counts 300 more.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_pipelines.engine.fields import plain_number, unusable
+from vlm_pg.answers.options import same_text
 from vlm_pg.data.columns import Label
 from vlm_pg.data.option_letters import is_gap, unglued
-from vlm_pg.rewards.options import same_text
 
 # "A. red", "A) red", "(A) red", "A: red"; not "D.C. is shown", unless the lines below say that it is an option.
 _OPTION = re.compile(r"\s*(?:\(([A-Z])\)|([A-Z])(?:[.)]|:(?=\s)))(?![A-Za-z][.)])\s*(.*?)\s*")

@@ -8,9 +8,9 @@ from typing import Any
 
 from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.options import check_letters, letter_and_text, letter_of, split_options
+from vlm_pg.answers.options import same_text
 from vlm_pg.data.gold import answers_in
 from vlm_pg.data.option_letters import close_gap, have_letters
-from vlm_pg.rewards.options import same_text
 from vlm_pg.types import MEDIA_MARKS
 
 _MARKS = tuple(MEDIA_MARKS.values())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from vlm_pg.answers.options import choices_of, same_text
 from vlm_pg.check.finding import Finding, error, warning
 from vlm_pg.errors import SampleError
-from vlm_pg.rewards.options import choices_of, same_text
 from vlm_pg.types import Sample, right_letters
 
 _WITH_OPTIONS = ("multiple_choice", "multiple_select")
