@@ -32,9 +32,9 @@ from data_pipelines.engine.answers import answered, check_removed_marks, lettere
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders, one_object, read_rows
 from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
+from vlm_pg.answers.latex import statement, unspaced
 from vlm_pg.data.files import RecordPlace
 from vlm_pg.errors import ConfigError, printable
-from vlm_pg.rewards.latex_text import statement, unspaced
 
 _DIAGRAM = "img_diagram.png"
 # 3,002 questions in all; InterGPS' own page counts 300 more.

@@ -113,7 +113,7 @@ from contextlib import suppress
 
 for name in (
     *("vlm_pg.training.main", "vlm_pg.eval.main", "vlm_pg.media.worker", "vlm_pg.media.decode_file", "qwen_vl_utils"),
-    *("vlm_pg.rewards.mathematics", "vlm_pg.verify.main", "vlm_pg.bench.worker", "data_pipelines.embedded", "peft"),
+    *("vlm_pg.answers.mathematics", "vlm_pg.verify.main", "vlm_pg.bench.worker", "data_pipelines.embedded", "peft"),
     *("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl", "transformers.models.qwen2_5_vl.processing_qwen2_5_vl"),
     *("transformers.models.qwen3_vl.modeling_qwen3_vl", "transformers.models.qwen3_vl.processing_qwen3_vl"),
     *("deepspeed.runtime.zero.muon.muon_optimizer", "torch.utils.tensorboard.summary", "datasets", "trl"),

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.rewards.mathematics import compare
-from vlm_pg.rewards.rubric import CHECKERS
+from vlm_pg.answers.grading import CHECKERS
+from vlm_pg.answers.mathematics import compare
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import ANSWER_KINDS, AnswerKind, Sample
 

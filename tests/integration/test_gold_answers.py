@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from data_pipelines import gsm8k, math, nextqa
+from vlm_pg.answers.multiple_choice import split_options
 from vlm_pg.data.records import parse_record
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
-from vlm_pg.rewards.multiple_choice import split_options
 from vlm_pg.types import Sample
 
 Case = tuple[Sample, str]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.integration import hostile
-from vlm_pg.rewards.mathematics import PREPARE
-from vlm_pg.rewards.pool import Call, CheckerPool
+from vlm_pg.answers.grading import PREPARE
+from vlm_pg.answers.pool import Call, CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 
 WATCH = Call(f"{hostile.__name__}:watch")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from vlm_pg.answers.options import choices_of, same_text
 from vlm_pg.check.findings import Finding, error, refusal, warning
 from vlm_pg.check.lengths import Length, LengthRules, Lengths
 from vlm_pg.check.probing import Facts
@@ -14,7 +15,6 @@ from vlm_pg.media.probe import MediaFacts
 from vlm_pg.rewards import Rewarder, RewardSettings
 from vlm_pg.rewards.gold import gold_faults, gold_settings, same_gold
 from vlm_pg.rewards.judge import Judge as LanguageModel
-from vlm_pg.rewards.options import choices_of, same_text
 from vlm_pg.types import Sample, right_letters
 
 _WITH_OPTIONS = ("multiple_choice", "multiple_select")

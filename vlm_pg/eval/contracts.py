@@ -1,37 +1,19 @@
 """What the parts of evaluation pass to each other.
 
-(Sample, output) -> Reading            a reader: ours (``reading/``) or a published rule (``published/``)
+(Sample, output) -> Reading            a reader: whole outputs or a published rule (``vlm_pg/answers``)
 Sample, n Readings -> Answered         one question; a line of ``answers.jsonl``
 Answered of a whole set -> figures     ``measures.py``, ``aggregation.py``
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vlm_pg.answers.verdict import Reader as Reader
+from vlm_pg.answers.verdict import Reading as Reading
 from vlm_pg.types import AnswerKind, FinishReason, Sample
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a reader understood of one output, and what that is worth.
-
-    ``answer``: as one would write it down, for people and for majority votes: "C", "12.5", "[3.2, 9.1]", "yes"; equal
-    answers are spelled alike. None: the output gives no answer, or several. ``score`` in [0, 1]; None where the
-    question itself has no value (its gold answer cannot be used). ``counts``: False where a published rule leaves the
-    output out of its denominator. ``note``: why, in a few words.
-    """
-
-    answer: str | None
-    score: float | None
-    note: str = ""
-    counts: bool = True
-
-
-# (question, output without special tokens, whether it was cut off by the length limit) -> what it says
-Reader = Callable[[Sample, str, bool], Reading]
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vlm_pg.answers.published.registry import published_rule
 from vlm_pg.eval.contracts import Reader
 from vlm_pg.eval.own import is_own, own_reader
 from vlm_pg.eval.protocols.protocol import Protocol
-from vlm_pg.eval.published.registry import published_rule
 from vlm_pg.eval.reading import WholeReader
 
 Who = Literal["strict", "ours", "published"]

@@ -11,12 +11,12 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsFloat
 
+from vlm_pg.answers.pool import Call, Outcome
+from vlm_pg.answers.verdict import Verdict
 from vlm_pg.errors import ConfigError
 from vlm_pg.functions import load_function
-from vlm_pg.rewards.pool import Call, Outcome
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.settings import FunctionSettings
-from vlm_pg.rewards.verdict import Verdict
 from vlm_pg.types import MediaRef, Sample
 
 _SETTING = "reward.functions"

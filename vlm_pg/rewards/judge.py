@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vlm_pg.answers.verdict import Verdict, shorten
 from vlm_pg.errors import ConfigError
 from vlm_pg.http.chat import ChatServer, NoReply, judge_key
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.settings import JudgeSettings
-from vlm_pg.rewards.verdict import Verdict, shorten
 
 PROMPT = """You judge a response to a question. The reference answer is correct.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlm_pg.rewards.plain_text import words as words_of
+from vlm_pg.answers.plain_text import words as words_of
 from vlm_pg.rewards.settings import RepetitionSettings
 
 

@@ -9,19 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from vlm_pg.answers.grading import CHECKERS, PREPARE, mathematics_call, mathematics_verdict
+from vlm_pg.answers.pool import Call, CheckerPool, Outcome
+from vlm_pg.answers.verdict import Verdict, shorten
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards.format import format_reward
 from vlm_pg.rewards.functions import UserFunction, as_text, error_trace
 from vlm_pg.rewards.judge import Judge
 from vlm_pg.rewards.language import language_reward
 from vlm_pg.rewards.length import length_reward
-from vlm_pg.rewards.mathematics import PREPARE, mathematics_call, mathematics_verdict
-from vlm_pg.rewards.pool import Call, CheckerPool, Outcome
 from vlm_pg.rewards.repetition import repetition_reward
 from vlm_pg.rewards.response import Response
-from vlm_pg.rewards.rubric import CHECKERS, read_answer, total_reward
+from vlm_pg.rewards.rubric import read_answer, total_reward
 from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import RewardBreakdown, Sample
 
 BUILT_IN_PARTS = ("accuracy", "format", "length", "repetition", "language", "judge")

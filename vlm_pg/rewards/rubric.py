@@ -1,42 +1,13 @@
-"""The rubric: which checker reads an answer, and how the parts add up."""
+"""The rubric: the answer block of a response, and how the parts of a reward add up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vlm_pg.rewards.box import check_box
-from vlm_pg.rewards.exact import check_exact
+from vlm_pg.answers.verdict import Verdict
 from vlm_pg.rewards.format import extract_answer
-from vlm_pg.rewards.free_form import check_free_form
-from vlm_pg.rewards.mean_relative_accuracy import check_mean_relative_accuracy
-from vlm_pg.rewards.multiple_choice import check_multiple_choice
-from vlm_pg.rewards.multiple_select import check_multiple_select
-from vlm_pg.rewards.numerical import check_numerical
-from vlm_pg.rewards.ocr import check_ocr
-from vlm_pg.rewards.regression import check_regression
 from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rewards.time_span import check_time_span
-from vlm_pg.rewards.verdict import Verdict
-from vlm_pg.rewards.yes_no import check_yes_no
-from vlm_pg.types import AnswerKind, Sample
-
-Checker = Callable[[str, Sample, RewardSettings], Verdict]
-
-# Checked in this process. "mathematics" is not among them: it may hang, and is checked in the pool.
-CHECKERS: dict[AnswerKind, Checker] = {
-    "multiple_choice": check_multiple_choice,
-    "multiple_select": check_multiple_select,
-    "numerical": check_numerical,
-    "ocr": check_ocr,
-    "free_form": check_free_form,
-    "regression": check_regression,
-    "mean_relative_accuracy": check_mean_relative_accuracy,
-    "box": check_box,
-    "time_span": check_time_span,
-    "exact": check_exact,
-    "yes_no": check_yes_no,
-}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from vlm_pg.answers.settings import CheckerSettings as CheckerSettings
 from vlm_pg.settings import Settings
 
 
@@ -71,14 +72,6 @@ class FunctionSettings(Settings):
     isolated: bool = Field(
         False, description="Run it in the checker's processes, with deadline and memory limit, one response a call."
     )
-
-
-class CheckerSettings(Settings):
-    """Section ``reward.checker``: processes for what may hang or run away."""
-
-    workers: int = Field(2, ge=1, le=256, description="Processes.")
-    timeout_seconds: float = Field(5.0, gt=0.0, description="Longest check of one answer; then it is no value.")
-    memory_mb: int = Field(2048, ge=256, description="Address space a process may use beyond what it starts with.")
 
 
 class RewardSettings(Settings):

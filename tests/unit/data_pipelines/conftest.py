@@ -9,11 +9,11 @@ import pytest
 
 from data_pipelines.engine import report as summary
 from tests.support.kept_templates import KeptTemplates
+from vlm_pg.answers.grading import PREPARE
+from vlm_pg.answers.pool import CheckerPool
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.rewards import rewarder
-from vlm_pg.rewards.mathematics import PREPARE
-from vlm_pg.rewards.pool import CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 
 

@@ -17,8 +17,8 @@ from PIL import Image
 from data_pipelines import geometry3k
 from data_pipelines.geometry3k import GEOMETRY3K
 from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted
+from vlm_pg.answers.mathematics import compare
 from vlm_pg.errors import ConfigError
-from vlm_pg.rewards.mathematics import compare
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 CHOICES = ["5", r"5 \sqrt { 2 }", r"5 \sqrt { 3 }", "10"]

@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from tests.support.outputs import TABLES, questions
+from vlm_pg.answers.grading import PREPARE
+from vlm_pg.answers.pool import CheckerPool
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.expressions import as_interval
 from vlm_pg.eval.reading.mathematics import Grade, grade_in, read_mathematics
 from vlm_pg.eval.reading.number import read_number
 from vlm_pg.eval.reading.span import read_span
 from vlm_pg.eval.reading.thinking import said_in
-from vlm_pg.rewards.mathematics import PREPARE
-from vlm_pg.rewards.pool import CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import AnswerKind, Sample
 

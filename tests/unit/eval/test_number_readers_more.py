@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
+from vlm_pg.answers.grading import PREPARE
+from vlm_pg.answers.pool import CheckerPool
+from vlm_pg.answers.verdict import Verdict
 from vlm_pg.eval.reading.mathematics import Grade, grade_in, read_mathematics
 from vlm_pg.eval.reading.number import read_number
 from vlm_pg.eval.reading.span import read_span
 from vlm_pg.eval.reading.thinking import said_in
-from vlm_pg.rewards.mathematics import PREPARE
-from vlm_pg.rewards.pool import CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
-from vlm_pg.rewards.verdict import Verdict
 from vlm_pg.types import AnswerKind, Sample
 
 APPLES = ("How many apples are left in the basket?", {}, "7")

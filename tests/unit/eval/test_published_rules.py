@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 import pytest
 
+from vlm_pg.answers.published.registry import PUBLISHED, published_rule
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.contracts import Reading
-from vlm_pg.eval.published.registry import PUBLISHED, published_rule
 from vlm_pg.types import AnswerKind, Sample
 
 OPTIONS = ("A. a cat", "B. a dog", "C. Vitamin C", "D. a red bird", "E. none of these")

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.answers.pool import Call, CheckerPool
 from vlm_pg.killable.pool import Pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.processes import resolve
-from vlm_pg.rewards.pool import Call, CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 
 KINDS = ("decoding", "checking")

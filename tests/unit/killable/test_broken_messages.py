@@ -72,7 +72,7 @@ def test_an_answer_that_cannot_be_read_reaches_who_waits_for_it(monkeypatch: pyt
 
 
 def test_processes_killed_once_each_while_they_start_are_replaced(tmp_path: Path) -> None:
-    from vlm_pg.rewards.pool import Call, CheckerPool
+    from vlm_pg.answers.pool import Call, CheckerPool
     from vlm_pg.rewards.settings import CheckerSettings
 
     settings = CheckerSettings(workers=4, timeout_seconds=20.0)

@@ -6,9 +6,9 @@ import pytest
 
 from tests.support.answer_pairs import Pair, pairs
 from tests.unit.rewards.helpers import make_sample
-from vlm_pg.rewards import mathematics
-from vlm_pg.rewards.multiple_choice import named_letters
-from vlm_pg.rewards.rubric import CHECKERS
+from vlm_pg.answers import mathematics
+from vlm_pg.answers.grading import CHECKERS
+from vlm_pg.answers.multiple_choice import named_letters
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import ANSWER_KINDS, AnswerKind
 

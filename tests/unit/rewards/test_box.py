@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.rewards.helpers import make_sample
-from vlm_pg.rewards.box import check_box, parse_boxes
+from vlm_pg.answers.box import check_box, parse_boxes
+from vlm_pg.answers.verdict import Verdict
 from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rewards.verdict import Verdict
 
 SETTINGS = RewardSettings()
 BOX = (10.0, 20.0, 30.0, 40.5)

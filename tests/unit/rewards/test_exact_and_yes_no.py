@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.rewards.helpers import make_sample
-from vlm_pg.rewards.exact import check_exact
+from vlm_pg.answers.texts import check_exact
+from vlm_pg.answers.verdict import Verdict
+from vlm_pg.answers.yes_no import check_yes_no, stated_sides
 from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rewards.verdict import Verdict
-from vlm_pg.rewards.yes_no import check_yes_no, stated_sides
 
 SETTINGS = RewardSettings()
 

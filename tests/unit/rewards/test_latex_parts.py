@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.rewards.latex_parts import read_parts, tuple_elements
-from vlm_pg.rewards.latex_refusal import refusal
-from vlm_pg.rewards.latex_spelling import as_latex
-from vlm_pg.rewards.mathematics import _parse
-from vlm_pg.rewards.relations import value_of_equation
+from vlm_pg.answers.expressions import value_of_equation
+from vlm_pg.answers.latex import as_latex, read_parts, tuple_elements
+from vlm_pg.answers.latex_refusal import refusal
+from vlm_pg.answers.mathematics import _parse
 
 
 @pytest.mark.parametrize(

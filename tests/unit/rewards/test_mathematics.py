@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tests.unit.rewards.helpers import make_sample
-from vlm_pg.rewards import mathematics
+from vlm_pg.answers import mathematics
+from vlm_pg.answers.grading import mathematics_verdict
+from vlm_pg.answers.latex import statement, words
+from vlm_pg.answers.latex_refusal import MAX_CHARACTERS, refusal
+from vlm_pg.answers.mathematics import compare
+from vlm_pg.answers.pool import Outcome
 from vlm_pg.rewards.gold import gold_faults
-from vlm_pg.rewards.latex_refusal import MAX_CHARACTERS, refusal
-from vlm_pg.rewards.latex_text import statement, words
-from vlm_pg.rewards.mathematics import compare, mathematics_verdict
-from vlm_pg.rewards.pool import Outcome
 from vlm_pg.rewards.rewarder import Rewarder
 
 
@@ -203,10 +204,10 @@ def test_the_parser_is_replaced_during_a_comparison_and_at_no_other_time(monkeyp
 
     original = sympy_parser.eval_expr
     seen = []
-    monkeypatch.setattr(mathematics, "_equal", lambda gold, found: seen.append(sympy_parser.eval_expr) or True)
+    monkeypatch.setattr(mathematics, "equal", lambda gold, found: seen.append(sympy_parser.eval_expr) or True)
     assert compare("1/2", "0.5") == (1.0, "")
     assert seen == [mathematics._number_without_evaluation]
-    monkeypatch.setattr(mathematics, "_equal", lambda gold, found: 1 / 0)
+    monkeypatch.setattr(mathematics, "equal", lambda gold, found: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compare("1/2", "0.5")
     assert sympy_parser.eval_expr is original and sympy.sympify("1/2 + 1/2") == 1

@@ -7,10 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.rewards.helpers import make_sample
-from vlm_pg.rewards.mean_relative_accuracy import check_mean_relative_accuracy
-from vlm_pg.rewards.numbers import MAX_NUMBER_CHARACTERS, parse_number, read_answer_to
-from vlm_pg.rewards.numerical import check_numerical
-from vlm_pg.rewards.regression import check_regression
+from vlm_pg.answers.numbers import (
+    MAX_NUMBER_CHARACTERS,
+    check_mean_relative_accuracy,
+    check_numerical,
+    check_regression,
+    parse_number,
+    read_answer_to,
+)
 from vlm_pg.rewards.settings import RewardSettings
 
 SETTINGS = RewardSettings()

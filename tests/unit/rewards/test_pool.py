@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.killable.helpers import is_gone, others_in_group, wait_until_gone
-from vlm_pg.rewards.pool import Call, CheckerPool
+from vlm_pg.answers.pool import Call, CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 
 

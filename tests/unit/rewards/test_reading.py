@@ -6,10 +6,9 @@ from fractions import Fraction
 
 import pytest
 
-from vlm_pg.rewards.clauses import affirmed, clauses
-from vlm_pg.rewards.lead_ins import explicit_statement, without_lead_in
-from vlm_pg.rewards.plain_text import MAX_SHORT_CHARACTERS, plain, plain_formula, plain_short, without_marks, words
-from vlm_pg.rewards.units import parse_unit
+from vlm_pg.answers.clauses import affirmed, clauses, explicit_statement, without_lead_in
+from vlm_pg.answers.plain_text import MAX_SHORT_CHARACTERS, plain, plain_formula, plain_short, without_marks, words
+from vlm_pg.answers.units import parse_unit
 
 
 @pytest.mark.parametrize(

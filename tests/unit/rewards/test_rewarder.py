@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.rewards.helpers import make_sample, respond
+from vlm_pg.answers import grading
+from vlm_pg.answers.verdict import Verdict
 from vlm_pg.errors import ConfigError
-from vlm_pg.rewards import Response, Rewarder, RewardSettings, rubric
+from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.rewarder import RESERVED_PARTS
 from vlm_pg.rewards.settings import (
     CheckerSettings,
@@ -22,7 +24,6 @@ from vlm_pg.rewards.settings import (
     LengthSettings,
     RepetitionSettings,
 )
-from vlm_pg.rewards.verdict import Verdict
 
 CHECKER = CheckerSettings(workers=2, timeout_seconds=30.0)
 
@@ -94,7 +95,7 @@ def test_names_that_training_adds_are_reserved():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_part_that_is_not_finite_is_no_value(monkeypatch: pytest.MonkeyPatch, value: float):
-    monkeypatch.setitem(rubric.CHECKERS, "exact", lambda answer, sample, settings: Verdict(value))
+    monkeypatch.setitem(grading.CHECKERS, "exact", lambda answer, sample, settings: Verdict(value))
     response = Response(make_sample("exact", "red"), respond("red"))
     with Rewarder(RewardSettings()) as rewarder:
         [reward] = rewarder.score([response])
@@ -125,7 +126,7 @@ def test_rewards_import_neither_torch_nor_sympy():
     """Checking processes start as fast as their imports; sympy's parser evaluates and stays out of the trainer."""
     code = """
         import sys
-        import vlm_pg.rewards, vlm_pg.rewards.pool
+        import vlm_pg.rewards, vlm_pg.answers.pool
         assert not {"torch", "sympy", "math_verify", "httpx2", "openai", "jiwer", "rouge_score"} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.rewards.helpers import make_sample, respond
+from vlm_pg.answers.grading import CHECKERS
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.format import extract_answer, format_reward
-from vlm_pg.rewards.rubric import CHECKERS, total_reward
+from vlm_pg.rewards.rubric import total_reward
 from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import ANSWER_KINDS, AnswerKind, RewardBreakdown, Sample
 

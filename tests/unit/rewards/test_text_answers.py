@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.rewards.helpers import make_sample
-from vlm_pg.rewards.free_form import check_free_form
-from vlm_pg.rewards.ocr import check_ocr
+from vlm_pg.answers.texts import check_free_form, check_ocr
 from vlm_pg.rewards.settings import RewardSettings
 
 SETTINGS = RewardSettings()

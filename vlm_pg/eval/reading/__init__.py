@@ -11,6 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
+from vlm_pg.answers.grading import PREPARE
+from vlm_pg.answers.pool import CheckerPool
+from vlm_pg.answers.verdict import Verdict
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.box import read_box
 from vlm_pg.eval.reading.choice import read_choice, read_choices
@@ -20,10 +23,7 @@ from vlm_pg.eval.reading.span import read_span
 from vlm_pg.eval.reading.text import read_text
 from vlm_pg.eval.reading.thinking import Said, said_in
 from vlm_pg.eval.reading.yes_no import read_yes_no
-from vlm_pg.rewards.mathematics import PREPARE
-from vlm_pg.rewards.pool import CheckerPool
 from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rewards.verdict import Verdict
 from vlm_pg.types import AnswerKind, Sample
 
 _NOTHING = Said("", None, False)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from vlm_pg.answers.clauses import affirmed
+from vlm_pg.answers.numbers import read_quantity
+from vlm_pg.answers.units import Unit, parse_unit
 from vlm_pg.eval.reading.clock import asks_length_of_time, is_of_video
 from vlm_pg.eval.reading.names import names_in, tells_of_another
 from vlm_pg.eval.reading.opposites import STATES, says_opposite
 from vlm_pg.eval.reading.persons import are_things
 from vlm_pg.eval.reading.quantities import unit_named
 from vlm_pg.eval.reading.stems import words_in
-from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.numbers import read_quantity
-from vlm_pg.rewards.units import Unit, parse_unit
 from vlm_pg.types import Sample
 
 _PERCENT = re.compile(r"\bpercent(?:age)?\b|\bper\s{1,3}cent\b|百分", re.IGNORECASE)

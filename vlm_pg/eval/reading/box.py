@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from vlm_pg.answers.box import check_box, parse_boxes
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.said import with_lists_on_one_line
 from vlm_pg.eval.reading.thinking import Said
-from vlm_pg.rewards.box import check_box, parse_boxes
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import Sample
 

@@ -6,6 +6,9 @@ import re
 import string
 from dataclasses import dataclass, field
 
+from vlm_pg.answers.clauses import clauses, without_lead_in
+from vlm_pg.answers.multiple_choice import letters_in
+from vlm_pg.answers.options import Choices, choices_of, same_text, split_options
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.checklist import ticked
 from vlm_pg.eval.reading.exceptions import Exceptions, asks_for_exception
@@ -34,10 +37,6 @@ from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.eval.reading.thoughts import with_decisions_named
 from vlm_pg.eval.reading.yes_no import side_of
-from vlm_pg.rewards.clauses import clauses
-from vlm_pg.rewards.lead_ins import without_lead_in
-from vlm_pg.rewards.multiple_choice import letters_in
-from vlm_pg.rewards.options import Choices, choices_of, same_text, split_options
 from vlm_pg.types import NONE_RIGHT, Sample, right_letters
 
 _LABEL_LINE = re.compile(

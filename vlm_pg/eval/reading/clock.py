@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from vlm_pg.rewards.units import Unit, parse_unit
+from vlm_pg.answers.units import Unit, parse_unit
 
 _ASKS_LENGTH = re.compile(
     r"\bhow\s(?:long|much\s(?:longer|time)|many\s(?:more\s)?(?:hours|minutes|seconds))\b|\bduration\b|多长时间|多久",

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from vlm_pg.answers.clauses import clauses
 from vlm_pg.eval.reading.option_letters import is_letter
 from vlm_pg.eval.reading.option_masks import placeholders, without_placeholders
 from vlm_pg.eval.reading.option_texts import OptionTexts
 from vlm_pg.eval.reading.stems import words_in
 from vlm_pg.eval.reading.verdicts import DENIAL, FALSE, NOT, TRUE
-from vlm_pg.rewards.clauses import clauses
 
 _UNTRUE = r"(?:incorrect(?:ly)?|false|wrong|untrue|inaccurate|mistaken)"
 _STATEMENT = r"(?:statements?|options?|descriptions?|claims?|sentences?|captions?|conclusions?|assertions?)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_pg.eval.english_numbers import ONES
+from vlm_pg.answers.numbers import ONES
 
 _PARTS = "half=halves third quarter=fourth fifth sixth seventh eighth ninth tenth"
 _NUMERATORS = {word: place for place, word in enumerate(ONES[1:10], start=1)}

@@ -5,6 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from vlm_pg.answers.clauses import affirmed
+from vlm_pg.answers.grading import mathematics_call, mathematics_verdict
+from vlm_pg.answers.latex import statement, words
+from vlm_pg.answers.numbers import read_quantity
+from vlm_pg.answers.plain_text import without_marks
+from vlm_pg.answers.pool import CheckerPool
+from vlm_pg.answers.verdict import Verdict
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.expressions import (
     MAX_CHARACTERS,
@@ -26,13 +33,6 @@ from vlm_pg.eval.reading.statements import (
 )
 from vlm_pg.eval.reading.symbols import end_of_unit
 from vlm_pg.eval.reading.thinking import Said
-from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.latex_text import statement, words
-from vlm_pg.rewards.mathematics import mathematics_call, mathematics_verdict
-from vlm_pg.rewards.numbers import read_quantity
-from vlm_pg.rewards.plain_text import without_marks
-from vlm_pg.rewards.pool import CheckerPool
-from vlm_pg.rewards.verdict import Verdict
 from vlm_pg.types import Sample
 
 # (answer, question) -> its verdict; the real one asks the checking processes.

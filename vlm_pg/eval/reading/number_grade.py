@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from vlm_pg.answers.numbers import (
+    ParsedNumber,
+    check_mean_relative_accuracy,
+    check_numerical,
+    check_regression,
+    in_unit_of,
+    read_quantity,
+)
+from vlm_pg.answers.verdict import Verdict, shorten
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.asked import Asked
 from vlm_pg.eval.reading.quantities import Quantity
-from vlm_pg.rewards.mean_relative_accuracy import check_mean_relative_accuracy
-from vlm_pg.rewards.numbers import ParsedNumber, in_unit_of, read_quantity
-from vlm_pg.rewards.numerical import check_numerical
-from vlm_pg.rewards.regression import check_regression
 from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rewards.verdict import Verdict, shorten
 from vlm_pg.types import Sample
 
 _MOST_PLACES = 12

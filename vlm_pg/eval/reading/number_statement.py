@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from vlm_pg.answers.clauses import affirmed
+from vlm_pg.answers.numbers import in_unit_of
 from vlm_pg.eval.reading.asked import Asked, stem
 from vlm_pg.eval.reading.clock import with_length_in_units
 from vlm_pg.eval.reading.quantities import Quantity, quantities_in
 from vlm_pg.eval.reading.statements import without_reason
 from vlm_pg.eval.reading.subjects import about_the_asked
-from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.numbers import in_unit_of
 
 MAX_STATEMENT_CHARACTERS = 2000
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from vlm_pg.eval.english_numbers import ONES, TENS
+from vlm_pg.answers.numbers import ONES, TENS
 
 _STOP_WORDS = {
     "en": "the is a of and in to are there it that so for was we i",

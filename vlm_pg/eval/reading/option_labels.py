@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_pg.rewards.options import Choices
+from vlm_pg.answers.options import Choices
 
 # A name that the letter belongs to, and no word of denying, excepting or lacking.
 _NAMED = re.compile(

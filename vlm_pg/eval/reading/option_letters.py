@@ -10,9 +10,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from vlm_pg.answers.clauses import Clause, clauses, phrases
+from vlm_pg.answers.plain_text import WORD_LETTER
 from vlm_pg.eval.reading.verdicts import FALSE, TRUE
-from vlm_pg.rewards.clauses import Clause, clauses, phrases
-from vlm_pg.rewards.plain_text import WORD_LETTER
 
 _X = rf"[(\[]?([A-Z])[)\]]?(?!{WORD_LETTER}|[0-9_'’*^]|\s?[=+]|-\w)"
 _OPTION_NAMES = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from vlm_pg.answers.options import Choices, folded
+from vlm_pg.answers.plain_text import NO_GAPS
 from vlm_pg.eval.reading.formulas import FORMULAS
 from vlm_pg.eval.reading.stems import stem
 from vlm_pg.eval.reading.symbols import SymbolicOptions
-from vlm_pg.rewards.options import Choices, folded
-from vlm_pg.rewards.plain_text import NO_GAPS
 
 _AGREEING = re.compile(
     r"\b(?:that|you|this)(?:['’]s|['’]re|\sis|\sare)\s(?:quite\s|absolutely\s)?right\b(?!\s(?:hand|side|of))|"

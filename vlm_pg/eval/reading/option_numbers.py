@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from vlm_pg.eval.english_numbers import ONES, TENS
+from vlm_pg.answers.clauses import affirmed
+from vlm_pg.answers.numbers import ONES, TENS
+from vlm_pg.answers.options import Choices
+from vlm_pg.answers.plain_text import WORD_LETTER
+from vlm_pg.answers.units import Unit, parse_unit
 from vlm_pg.eval.reading.symbols import without_formulas
-from vlm_pg.rewards.clauses import affirmed
-from vlm_pg.rewards.options import Choices
-from vlm_pg.rewards.plain_text import WORD_LETTER
-from vlm_pg.rewards.units import Unit, parse_unit
 
 _SPELLED = {word: str(number) for number, word in enumerate([*ONES, TENS[0]])}
 _SPELLED |= {"once": "1 times", "twice": "2 times", "thrice": "3 times"}

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from vlm_pg.answers.clauses import clauses
+from vlm_pg.answers.options import Choices, folded
 from vlm_pg.eval.reading.events import is_in_other_order, is_of_another, is_undone
 from vlm_pg.eval.reading.option_masks import PLACEHOLDER, OptionMasks, placeholders, without_placeholders
 from vlm_pg.eval.reading.option_orders import OptionOrders
@@ -14,8 +16,6 @@ from vlm_pg.eval.reading.option_words import PLACE_OPPOSITES, STOP, is_done_to, 
 from vlm_pg.eval.reading.phrasing import gives_up
 from vlm_pg.eval.reading.stems import stem
 from vlm_pg.eval.reading.symbols import SymbolicOptions, is_symbolic, numbers_in
-from vlm_pg.rewards.clauses import clauses
-from vlm_pg.rewards.options import Choices, folded
 
 _DISCOURAGED = re.compile(
     r"\b(?:warn|advis|argu|decid|recommend|caution|vot)\w{0,4}\s(?:\w{1,12}\s){0,2}(?:against|off|of)\b|"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from vlm_pg.answers.plain_text import WORD_LETTER
 from vlm_pg.eval.reading.stems import stem, words_in
-from vlm_pg.rewards.plain_text import WORD_LETTER
 
 STOP = frozenset(
     words_in(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_pg.rewards.clauses import phrases
+from vlm_pg.answers.clauses import phrases
 
 _BREAK = re.compile(r"(?<=[.!?])[\"'”’)]{0,2}\s{1,4}(?=\S)|(?<=[。！？；;])\s{0,4}")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|vs|etc|cf|approx|fig|no)\.$", re.IGNORECASE)

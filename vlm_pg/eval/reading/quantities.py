@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from vlm_pg.rewards.numbers import ParsedNumber, parse_number
-from vlm_pg.rewards.plain_text import NO_GAPS, WORD_LETTER
-from vlm_pg.rewards.units import Unit, parse_unit
+from vlm_pg.answers.numbers import ParsedNumber, parse_number
+from vlm_pg.answers.plain_text import NO_GAPS, WORD_LETTER
+from vlm_pg.answers.units import Unit, parse_unit
 
 MAX_QUANTITIES = 60
 

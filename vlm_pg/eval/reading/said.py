@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from vlm_pg.rewards.plain_text import plain_formula, without_marks
+from vlm_pg.answers.plain_text import plain_formula, without_marks
 
 # Readers of choices, of yes and no and of short texts look at the beginning and the end of a long text only.
 MAX_CHARACTERS = 8_000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from vlm_pg.answers.clauses import affirmed
+from vlm_pg.answers.time_span import check_time_span
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.number_words import digits_for_words, language_of
 from vlm_pg.eval.reading.opposites import STATES, says_opposite
@@ -21,9 +23,7 @@ from vlm_pg.eval.reading.stems import words_in
 from vlm_pg.eval.reading.subjects import about_the_asked, of_the_deed
 from vlm_pg.eval.reading.thinking import Said
 from vlm_pg.eval.reading.times import Span, frames_as_span, spans_in, times_in
-from vlm_pg.rewards.clauses import affirmed
 from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rewards.time_span import check_time_span
 from vlm_pg.types import Sample
 
 MAX_STATEMENT_CHARACTERS = 2000

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_pg.rewards.plain_text import plain_formula, without_marks
+from vlm_pg.answers.plain_text import plain_formula, without_marks
 
 # The last statement counts; what stands before the last so many characters is not looked at.
 MAX_CHARACTERS = 20_000

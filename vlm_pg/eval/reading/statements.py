@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vlm_pg.rewards.clauses import phrases
+from vlm_pg.answers.clauses import phrases
 
 MAX_STATEMENTS = 400
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from vlm_pg.eval.english_numbers import ONES, TENS
+from vlm_pg.answers.numbers import ONES, TENS
 
 _WORD = re.compile(r"[^\W_]{1,60}(?:['’][^\W\d_]{1,3})?")
 _NUMBERS = {word: str(number) for number, word in enumerate([*ONES, TENS[0]])}

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from vlm_pg.rewards.latex_text import statement, unspaced
-from vlm_pg.rewards.numbers import read_quantity
-from vlm_pg.rewards.options import Choices
-from vlm_pg.rewards.plain_text import NO_GAPS
-from vlm_pg.rewards.units import Unit, parse_unit
+from vlm_pg.answers.latex import statement, unspaced
+from vlm_pg.answers.numbers import read_quantity
+from vlm_pg.answers.options import Choices
+from vlm_pg.answers.plain_text import NO_GAPS
+from vlm_pg.answers.units import Unit, parse_unit
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _LETTERS = rf"[^\W\d_{NO_GAPS}]"

@@ -6,19 +6,16 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 
+from vlm_pg.answers.clauses import clauses, phrases, without_lead_in
+from vlm_pg.answers.texts import check_exact, check_free_form, check_ocr
+from vlm_pg.answers.units import parse_unit
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.number_words import digits_for_words, language_of
 from vlm_pg.eval.reading.phrasing import corrects, gives_up, is_question, sentences
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.stems import stem, words_in
 from vlm_pg.eval.reading.thinking import Said
-from vlm_pg.rewards.clauses import clauses, phrases
-from vlm_pg.rewards.exact import check_exact
-from vlm_pg.rewards.free_form import check_free_form
-from vlm_pg.rewards.lead_ins import without_lead_in
-from vlm_pg.rewards.ocr import check_ocr
 from vlm_pg.rewards.settings import RewardSettings
-from vlm_pg.rewards.units import parse_unit
 from vlm_pg.types import Sample
 
 _AROUND = " \t\r\n.,;:!\"'“”‘’`"

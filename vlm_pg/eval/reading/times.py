@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vlm_pg.rewards.plain_text import WORD_LETTER
+from vlm_pg.answers.plain_text import WORD_LETTER
 
 MAX_TIMES = 100
 # What is counted beside a number is no time: "5-10 people".

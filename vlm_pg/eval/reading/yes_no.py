@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from typing import Literal
 
+from vlm_pg.answers.yes_no import stated_sides
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.eval.reading.events import keeps_either
 from vlm_pg.eval.reading.opposites import OPPOSITES, PERSONS, says_opposite
@@ -13,7 +14,6 @@ from vlm_pg.eval.reading.phrasing import concludes, corrects, gives_up, is_quest
 from vlm_pg.eval.reading.said import field_of_object, plain_said
 from vlm_pg.eval.reading.stems import stem, words_in
 from vlm_pg.eval.reading.thinking import Said
-from vlm_pg.rewards.yes_no import stated_sides
 from vlm_pg.types import Sample
 
 Side = Literal["yes", "no"]

@@ -1,0 +1,45 @@
+"""Results of graders and readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vlm_pg.types import Sample
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Accuracy in [0, 1], or None when it has no value because the gold answer cannot be used; and why.
+
+    Verdict(1.0)
+    Verdict(None, "gold answer 'unknown' has no number")
+    """
+
+    value: float | None
+    note: str = ""
+
+
+def shorten(text: str, limit: int = 80) -> str:
+    """``text`` quoted for a note: control characters escaped, at most ``limit`` characters of it."""
+    return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reader understood of one output, and what that is worth.
+
+    ``answer``: as one would write it down, for people and for majority votes: "C", "12.5", "[3.2, 9.1]", "yes"; equal
+    answers are spelled alike. None: the output gives no answer, or several. ``score`` in [0, 1]; None where the
+    question itself has no value (its gold answer cannot be used). ``counts``: False where a published rule leaves the
+    output out of its denominator. ``note``: why, in a few words.
+    """
+
+    answer: str | None
+    score: float | None
+    note: str = ""
+    counts: bool = True
+
+
+# (question, output without special tokens, whether it was cut off by the length limit) -> what it says
+Reader = Callable[[Sample, str, bool], Reading]
