@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work, above what was there before it."""
+"""Peak memory of a piece of work above the level before it, and child processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import gc
 import multiprocessing
 import os
 import resource
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vlm_pg.bench.contestant import CannotRun
-from vlm_pg.bench.ending import end_with_parent
+from vlm_pg.bench.runner import CannotRun
 from vlm_pg.processes import how_it_ended
 
 T = TypeVar("T")
@@ -29,13 +31,15 @@ NOT_RESETTABLE = (
 )
 CUDA = "torch.cuda.max_memory_allocated minus memory_allocated before, in the timing process, during the warm-up"
 
+# prctl option of Linux (sys/prctl.h).
+_PR_SET_PDEATHSIG = 1
 # mallopt parameters of glibc (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 @dataclass(frozen=True)
 class Peak:
-    """``num_bytes`` above the level before; ``method`` says how that was found out."""
+    """``num_bytes`` above the level before; ``method``: how it was measured."""
 
     num_bytes: int
     method: str
@@ -116,8 +120,27 @@ def _work_and_exit(run: Callable[[], Any], sender: Connection, parent: int) -> N
     except Exception:
         answer = RuntimeError(traceback.format_exc())
     sender.send(answer)
-    # Not sys.exit: whatever the parent registered to run at exit is the parent's.
+    # Not sys.exit, which would run the parent's exit handlers.
     os._exit(0)
+
+
+def end_with_parent(parent: int) -> None:
+    """From now on this process is killed when ``parent``, which started it, ends, also by SIGTERM or SIGKILL.
+
+    On Linux by the kernel; elsewhere a thread looks every second, which a fork by this process does not inherit.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
+        return
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _reset_peak() -> bool:

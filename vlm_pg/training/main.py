@@ -35,7 +35,7 @@ from vlm_pg.observe.rollouts import RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.trace import Timeline
 from vlm_pg.observe.trackers.trackers import Trackers
-from vlm_pg.plan.check import check_fits
+from vlm_pg.plan.command import check_fits
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder

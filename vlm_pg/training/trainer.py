@@ -16,6 +16,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
+from vlm_pg.models.memory_sizes import LanguageShape
 from vlm_pg.models.reference import ScoringPolicy, answering
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.metrics import MetricsLog
@@ -25,8 +26,7 @@ from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.sharing import generation_line, sharing_line
 from vlm_pg.observe.trace import Timeline
 from vlm_pg.observe.trackers.trackers import Trackers
-from vlm_pg.plan.costs import cost_model
-from vlm_pg.plan.shape import shape_of
+from vlm_pg.plan.flops import cost_model
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
@@ -286,7 +286,7 @@ class Trainer:
 
     def _costs_of_work(self) -> CostModel:
         policy = self.policy
-        return cost_model(shape_of(policy.model.config, policy.settings), policy.checkpointing)
+        return cost_model(LanguageShape.of(policy.family, policy.model.config), policy.checkpointing)
 
     def _sampling_metrics(self, batch: StepBatch) -> dict[str, float | None]:
         """What the samplers did, or what a server owed. A collective."""
