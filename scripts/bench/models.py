@@ -1,4 +1,4 @@
-"""Models that are counted: published ones by name, and any of a registered family by its config.json.
+"""Models that are counted, by name.
 
 Source of the published numbers: ``config.json`` of the checkpoint of that name under https://huggingface.co/Qwen; those
 of the language models are in ``vlm_pg/plan/shape.py``.
@@ -6,7 +6,6 @@ of the language models are in ``vlm_pg/plan/shape.py``.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +14,7 @@ import transformers
 from vlm_pg.bench.case import random_config
 from vlm_pg.bench.runner import SIZES
 from vlm_pg.errors import ConfigError
-from vlm_pg.models.loading import load_config
 from vlm_pg.models.registry import family_of
-from vlm_pg.models.settings import ModelSettings
 from vlm_pg.plan.shape import PUBLISHED, published_config
 
 NAMES = (*SIZES, "Qwen2.5-VL-7B", "Qwen3-VL-8B", "Qwen3.5-9B")
@@ -27,24 +24,12 @@ _TOWER |= {"patch_size": 16, "num_position_embeddings": 2304}
 
 
 def config_of(model: str) -> Any:
-    """transformers' config of one of ``NAMES``, or of a folder.
-
-    Raises:
-        ConfigError: neither.
-        ModelError: a config.json that cannot be read, no registered family, or one that cannot be shared exactly.
-    """
+    """transformers' config of one of ``NAMES``; ConfigError for other names."""
     if model in SIZES:
         return random_config(model)
     if model in NAMES:
         return published_config(model) if model.startswith("Qwen2.5") else _qwen3(model)
-    if not (Path(model).expanduser() / "config.json").is_file():
-        raise ConfigError(
-            f"The model {model!r} is neither a folder with config.json nor one of {', '.join(NAMES)}. Give one of "
-            "these, or a checkpoint's folder, of which config.json alone is read."
-        )
-    config = load_config(str(Path(model).expanduser()), ModelSettings(path=model))
-    family_of(config)
-    return config
+    raise ConfigError(f"The model {model!r} is not one of {', '.join(NAMES)}. Give one of these.")
 
 
 def model_of(config: Any, dtype: torch.dtype) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from scripts.bench import run
-from scripts.bench.counting import Counts, count, fake_mode, fake_policy, reference_operators, replaced
+from scripts.bench.counting import Counts, count, fake_mode, fake_policy, reference_operators
 from scripts.bench.decode import count_decoding
 from scripts.bench.models import NAMES, config_of, model_of
 from scripts.bench.operations import MULTIPROCESSORS
@@ -34,9 +34,8 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.files import write_json_atomic
 from vlm_pg.memory import GIB
 from vlm_pg.models.loading import DTYPES
-from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.settings import LoraSettings, ModelSettings
+from vlm_pg.models.settings import ModelSettings
 from vlm_pg.plan.time import DEVICES, Device, seconds_text
 from vlm_pg.processes import resolve
 
@@ -58,7 +57,6 @@ def parser() -> argparse.ArgumentParser:
     add("--contestants", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}")
     add("--dtype", choices=["fp32", "bf16"], default="bf16", help="of weights and activations")
     add("--checkpointing", action="store_true", help="recompute activations in backward")
-    add("--lora", type=int, metavar="RANK", help="train an adapter of this rank alone")
     add("--liger", action="store_true", help="with model.liger on, all contestants")
     add("--out", type=Path, help="file for all counts, JSON")
     return made
@@ -74,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.out and arguments.out.exists():
         raise ConfigError(f"{arguments.out} exists. Give another file, or move this one away.")
     specs = specifications(arguments)
-    settings = {key: getattr(arguments, key) for key in ("dtype", "checkpointing", "lora", "liger")}
+    settings = {key: getattr(arguments, key) for key in ("dtype", "checkpointing", "liger")}
     command = shlex.join(["python", "-m", "scripts.bench.paper", *argv])
     record: dict[str, Any] = {"format": FORMAT, "measurement": "paper", "commands": [command]}
     record |= {"machine": describe_machine(), "settings": settings, "entries": []}
@@ -123,14 +121,14 @@ def counted(spec: dict[str, Any]) -> dict[str, Any]:
         return entry | {"not_counted": f"{type(error).__name__} on fake tensors: {words[0]}"}
 
 
-def _counted(spec: dict[str, Any], run: str) -> dict[str, Any]:
+def _counted(spec: dict[str, Any], name: str) -> dict[str, Any]:
     fakes, point = fake_mode(), spec["point"]
     policy = policy_of(spec, fakes)
     found = {"weights_bytes": sum(p.numel() * p.element_size() for p in policy.model.parameters())}
     with reference_operators(policy.model):
         if spec["work"] == "step":
             case = TrainingCase.random(policy, point["prefix"], point["lengths"])
-            counts = count(partial(resolve(run), case), fakes)
+            counts = count(partial(resolve(name), case), fakes)
             return found | {"peak_bytes": counts.peak_bytes} | _tree([(1, counts)], spec["dtype"])
         tokens = point["new_tokens"]
         half = count_decoding(policy, fakes, point["prefix"], point["generations"], max(2, tokens // 2), tokens)
@@ -144,25 +142,12 @@ def policy_of(spec: dict[str, Any], fakes: Any) -> Policy:
     """The fake policy of a specification, with a GPU's attention."""
     kernel, config = CudaFlashKernel(), config_of(spec["model"])
     kernel.multiprocessors = MULTIPROCESSORS
-    lora = LoraSettings(rank=spec["lora"]) if spec["lora"] else None
     checkpointing = spec["checkpointing"] and spec["work"] == "step"
     settings = ModelSettings(
-        path=spec["model"], dtype=spec["dtype"], gradient_checkpointing=checkpointing, lora=lora, liger=spec["liger"]
+        path=spec["model"], dtype=spec["dtype"], gradient_checkpointing=checkpointing, liger=spec["liger"]
     )
 
-    def build() -> Any:
-        model = model_of(config, DTYPES[spec["dtype"]])
-        usual = torch.get_default_dtype()
-        torch.set_default_dtype(model.dtype)
-        try:
-            if lora is not None:
-                # peft would move modules to their device, which fake weights do not take.
-                with replaced(torch.nn.Module, to=lambda module, *_, **__: module):
-                    add_lora(model, lora)
-        finally:
-            torch.set_default_dtype(usual)
-        return model
-
+    build = partial(model_of, config, DTYPES[spec["dtype"]])
     return fake_policy(build, settings, fakes, kernel, spec["dtype"] == "bf16")
 
 

@@ -9,9 +9,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,9 +70,9 @@ def peak_above_baseline(run: Callable[[], T], on_gpu: bool = False) -> tuple[T, 
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
     resettable = _reset_peak()
-    before = _resident_bytes()
+    before = _status_bytes("VmRSS")
     result = run()
-    after = _status_bytes("VmHWM") if resettable else _max_resident_bytes()
+    after = _status_bytes("VmHWM") if resettable else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return result, Peak(max(0, after - before), RESETTABLE if resettable else NOT_RESETTABLE)
 
 
@@ -125,22 +122,10 @@ def _work_and_exit(run: Callable[[], Any], sender: Connection, parent: int) -> N
 
 
 def end_with_parent(parent: int) -> None:
-    """From now on this process is killed when ``parent``, which started it, ends, also by SIGTERM or SIGKILL.
-
-    On Linux by the kernel; elsewhere a thread looks every second, which a fork by this process does not inherit.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended already
-            os._exit(1)
-        return
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
+    """From now on the kernel kills this process when ``parent``, which started it, ends, also by SIGTERM or SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
 
 
 def _reset_peak() -> bool:
@@ -152,17 +137,8 @@ def _reset_peak() -> bool:
     return _status_bytes("VmHWM") - _status_bytes("VmRSS") < 4 * 2**20
 
 
-def _resident_bytes() -> int:
-    return _status_bytes("VmRSS") if Path("/proc/self/status").exists() else _max_resident_bytes()
-
-
 def _status_bytes(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _max_resident_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

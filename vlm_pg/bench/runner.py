@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -282,19 +281,14 @@ def run_worker(spec: dict[str, Any], patience_seconds: float) -> dict[str, Any]:
         spec_path.write_text(json.dumps(spec))
         command = [sys.executable, "-m", "vlm_pg.bench.worker", str(spec_path), str(result_path), str(os.getpid())]
         with log_path.open("w") as log:
-            # On Linux the kernel ends a child that measures memory with its parent; elsewhere they are one group.
-            own_group = sys.platform != "linux"
-            process = subprocess.Popen(command, env=environment, stderr=log, start_new_session=own_group)
+            process = subprocess.Popen(command, env=environment, stderr=log)
             try:
                 code = process.wait(patience_seconds)
             except subprocess.TimeoutExpired as error:
                 raise WorkerKilled(f"not done after {patience_seconds / 60:.0f} min, stopped") from error
             finally:
-                if process.poll() is None:
-                    if own_group:
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.kill()
-                    process.wait()
+                process.kill()
+                process.wait()
         if code < 0:
             raise WorkerKilled(f"killed by signal {-code} (9: mostly out of memory)")
         if code:

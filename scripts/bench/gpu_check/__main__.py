@@ -79,7 +79,10 @@ def _check(options: argparse.Namespace, command: str) -> int:
     started = datetime.now(UTC)
     folder = options.out.resolve()
     if options.list:
-        _list(_stages(options, folder, "cpu" if options.device == "cpu" else "cuda"))
+        for stage in _stages(options, folder, "cpu" if options.device == "cpu" else "cuda"):
+            print(f"{stage.name}: {stage.title}{', needs a GPU' if stage.needs_gpu else ''}")
+            for words in stage.commands:
+                print(f"  {shlex.join(as_begun(words))}")
         return EXIT_OK
     python_path = _python_path(options)
     machine = describe(python_path)
@@ -123,13 +126,6 @@ def _stages(options: argparse.Namespace, folder: Path, device: str) -> list[Stag
     if unknown := sorted(set(options.only or ()) - set(names)):
         raise VlmPgError(f"--only got {', '.join(unknown)}; the stages are {', '.join(names)}. Name some of these.")
     return [stage for stage in stages if not options.only or stage.name in (*options.only, ENVIRONMENT)]
-
-
-def _list(stages: Sequence[Stage]) -> None:
-    for stage in stages:
-        print(f"{stage.name}: {stage.title}{', needs a GPU' if stage.needs_gpu else ''}")
-        for command in stage.commands:
-            print(f"  {shlex.join(as_begun(command))}")
 
 
 def _write_page(result: Result) -> None:

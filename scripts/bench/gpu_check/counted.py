@@ -133,7 +133,7 @@ def _same(entry: dict[str, Any], settings: dict[str, Any], data: dict[str, Any])
     return (
         (data["measurement"], of.get("model")) == (entry["work"], entry["model"])
         and all(of.get(key) == settings[key] for key in keys)
-        and not (of.get("ragged") or settings["lora"])
+        and not of.get("ragged")
     )
 
 

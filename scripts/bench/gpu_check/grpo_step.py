@@ -76,7 +76,7 @@ def measure(frames: int, model: str, device: str, generations: int, new_tokens: 
         policy.model.lm_head.weight[policy.vocab_size - SPECIAL_IDS :].zero_()
     engine = TorchEngine(policy, config.training)
     memory = choose_memory(config, policy, None, RankLayout.here())
-    before = _allocated(device)
+    before = torch.cuda.memory_allocated() if device == "cuda" else None
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     for step in range(STEPS):
@@ -154,10 +154,6 @@ def random_prompt(policy: Policy, frames: int, seed: int) -> Prompt:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def _allocated(device: str) -> int | None:
-    return torch.cuda.memory_allocated() if device == "cuda" else None
 
 
 if __name__ == "__main__":

@@ -22,6 +22,33 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB, host_bytes
 from vlm_pg.threads import usable_cores
 
+# Imported name: (name to install, what does not work here without it).
+KNOWN: dict[str, tuple[str, str]] = {
+    "torch": ("torch", "nothing of the check"),
+    "transformers": ("transformers", "nothing of the check but the environment"),
+    "pydantic": ("pydantic", "nothing of the check but the environment"),
+    "jinja2": ("jinja2", "no page; result.json holds everything"),
+    "pytest": ("pytest", "no tests"),
+    "hypothesis": ("hypothesis", "no tests"),
+    "av": ("av", "no video: no training run"),
+    "qwen_vl_utils": ("qwen-vl-utils", "no frame counts and sizes: no training run"),
+    "requests": ("requests", "qwen-vl-utils does not import: no training run"),
+    "torchvision": ("torchvision", "no video processor: no training run"),
+    "xxhash": ("xxhash", "no digests of towers: no training run"),
+    "rich": ("rich", "no console: no training run"),
+    "yaml": ("pyyaml", "no configuration: no training run"),
+    "peft": ("peft", "no LoRA: no whole step of 7B"),
+    "prefix_grouper": ("prefix-grouper", "no comparison with it"),
+    "flash_attn": ("flash-attn", "transformers runs on torch's own attention instead of flash_attention_2"),
+    "liger_kernel": ("liger-kernel", "no fused norms and activations (model.liger)"),
+    "deepspeed": ("deepspeed", "no training.engine=deepspeed; one GPU needs none"),
+    "decord": ("decord", "no media.decoder=decord; PyAV reads every video"),
+    "datasets": ("datasets", "no prepared Parquet sets; JSON lines are read without"),
+    "math_verify": ("math-verify", "no rewards for mathematics"),
+    "jiwer": ("jiwer", "no rewards for OCR"),
+    "rouge_score": ("rouge-score", "no rewards for free-form answers"),
+}
+NEEDED = ("torch", "transformers", "pydantic")
 REPOSITORY = Path(__file__).parents[3]
 _ASKED = ("name", "driver_version", "memory.total", "power.limit", "clocks.max.sm", "clocks.max.memory")
 
@@ -79,34 +106,6 @@ def _said(*command: str, **environment: str) -> list[str]:
     return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
-# Imported name: (name to install, what does not work here without it).
-KNOWN: dict[str, tuple[str, str]] = {
-    "torch": ("torch", "nothing of the check"),
-    "transformers": ("transformers", "nothing of the check but the environment"),
-    "pydantic": ("pydantic", "nothing of the check but the environment"),
-    "jinja2": ("jinja2", "no page; result.json holds everything"),
-    "pytest": ("pytest", "no tests"),
-    "hypothesis": ("hypothesis", "no tests"),
-    "av": ("av", "no video: no training run"),
-    "qwen_vl_utils": ("qwen-vl-utils", "no frame counts and sizes: no training run"),
-    "requests": ("requests", "qwen-vl-utils does not import: no training run"),
-    "torchvision": ("torchvision", "no video processor: no training run"),
-    "xxhash": ("xxhash", "no digests of towers: no training run"),
-    "rich": ("rich", "no console: no training run"),
-    "yaml": ("pyyaml", "no configuration: no training run"),
-    "peft": ("peft", "no LoRA: no whole step of 7B"),
-    "prefix_grouper": ("prefix-grouper", "no comparison with it"),
-    "flash_attn": ("flash-attn", "transformers runs on torch's own attention instead of flash_attention_2"),
-    "liger_kernel": ("liger-kernel", "no fused norms and activations (model.liger)"),
-    "deepspeed": ("deepspeed", "no training.engine=deepspeed; one GPU needs none"),
-    "decord": ("decord", "no media.decoder=decord; PyAV reads every video"),
-    "datasets": ("datasets", "no prepared Parquet sets; JSON lines are read without"),
-    "math_verify": ("math-verify", "no rewards for mathematics"),
-    "jiwer": ("jiwer", "no rewards for OCR"),
-    "rouge_score": ("rouge-score", "no rewards for free-form answers"),
-}
-
-
 def is_there(module: str) -> bool:
     """Whether it can be found; it is not imported, which may still fail."""
     try:
@@ -162,9 +161,6 @@ def install_wheels(folder: Path) -> Path:
             "Python and machine, one version of each; pip download has --python-version, --platform and --only-binary."
         )
     return Path(site)
-
-
-NEEDED = ("torch", "transformers", "pydantic")
 
 
 def main(argv: Sequence[str]) -> int:

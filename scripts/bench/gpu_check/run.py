@@ -258,7 +258,8 @@ class Run:
             if ended.code != 0:
                 late = ended.code is None
                 outcome.status = "time was up" if late else "failed"
-                outcome.problem = f"after {outcome.seconds:.0f} s it was ended" if late else _why(ended.code or 0, log)
+                why = "" if late else f"{how_it_ended(ended.code or 0)}: {last_words(log)[:500]}"
+                outcome.problem = why or f"after {outcome.seconds:.0f} s it was ended"
                 break
         _read(stage, outcome)
         if outcome.status != "ok":
@@ -281,10 +282,6 @@ def _read(stage: Stage, outcome: Outcome) -> Outcome:
     elif reading.problem and reading.figures:
         outcome.problem = f"{outcome.problem}; {reading.problem}"
     return outcome
-
-
-def _why(code: int, log: Path) -> str:
-    return f"{how_it_ended(code)}: {last_words(log)[:500]}"
 
 
 def line_of(outcome: Outcome) -> str:

@@ -84,38 +84,10 @@ def least_step_bytes(policy: Policy, prefix: int, generations: int, response: in
 
 
 def qwen3_vl(layers: int) -> Any:
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-
-    shape = PUBLISHED["Qwen3-VL-8B"]
-    config = Qwen3VLConfig(
-        text_config={
-            "hidden_size": shape.hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "intermediate_size": shape.intermediate,
-            "vocab_size": shape.vocab,
-            "eos_token_id": shape.vocab - 1,
-            "max_position_embeddings": 131072,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20]},
-        },
-        vision_config={
-            "depth": 1,
-            "hidden_size": 64,
-            "num_heads": 2,
-            "intermediate_size": 64,
-            "out_hidden_size": shape.hidden,
-            "deepstack_visual_indexes": [0],
-        },
-        tie_word_embeddings=False,
-    )
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        return Qwen3VLForConditionalGeneration(config)
-    finally:
-        torch.set_default_dtype(before)
+    config = config_of("Qwen3-VL-8B")
+    config.get_text_config().num_hidden_layers = layers
+    config.vision_config.depth, config.vision_config.deepstack_visual_indexes = 1, [0]
+    return model_of(config, torch.bfloat16)
 
 
 def qwen2_5_vl(layers: int) -> Any:

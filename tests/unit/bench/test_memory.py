@@ -69,7 +69,6 @@ in_child(sleep)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere who starts the process ends its group")
 def test_a_child_ends_with_its_parent() -> None:
     parent = subprocess.Popen([sys.executable, "-c", _FORKS], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
