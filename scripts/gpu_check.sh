@@ -15,4 +15,4 @@ elif [ -x "$root/.venv/bin/python" ]; then
 else
     python=python3
 fi
-PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m vlm_pg.gpu_check "$@"
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m scripts.bench.gpu_check "$@"

@@ -233,14 +233,12 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", metavar="FOLDER", type=Path, nargs="+", default=[], help="evaluations of the run's other checkpoints"
     )
 
-    bench = add("bench", "measure what sharing the prefix and keeping frames save")
+    bench = add("bench", "measure what sharing the prefix saves")
     bench.add_argument(
         "measurement",
         metavar="NAME",
-        choices=["step", "rollout", "eval", "media", "figure", "model", "paper"],
-        help="step: measure one group's forward and backward; rollout: measure generation; eval: measure evaluation on "
-        "videos; media: measure decoding and kept frames; figure: draw a file of the first two; model: what arithmetic "
-        "alone says for public models; paper: what a GPU would be asked to do, counted without one",
+        choices=["step", "rollout"],
+        help="step: measure one group's forward and backward; rollout: measure generation",
     )
     add_rest(bench, "its own arguments; NAME --help lists them")
 

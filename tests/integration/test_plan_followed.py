@@ -14,7 +14,7 @@ from tests.support.plan_cases import Case, live_peak, policy_of
 from tests.support.runs import write_config
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.memory import GIB
-from vlm_pg.plan.check import model_shape
+from vlm_pg.plan.command import model_shape
 from vlm_pg.plan.memory import USABLE, Plan, plan_memory
 from vlm_pg.plan.report import verdict, verdict_lines
 from vlm_pg.plan.setup import Setup, setup_of

@@ -14,10 +14,10 @@ from tests.numerics.sequence_memory import HEAD_DIM, HEADS, KEY_VALUE_HEADS, LAY
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.processes import launch_ranks
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
-from vlm_pg.bench.shapes import LanguageShape
 from vlm_pg.distributed import SequenceGroup
+from vlm_pg.models.memory_sizes import LanguageShape
 from vlm_pg.models.micro_batches import backward_in_chunks
-from vlm_pg.plan.communication import sequence_parallel_bytes
+from vlm_pg.plan.flops import sequence_parallel_bytes
 
 TOLERANCE = 1e-5
 FP32_BYTES = 4

@@ -14,8 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from scripts.bench.counting import fake_mode
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
-from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import graphs, ragged

@@ -21,11 +21,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from scripts.bench.counting import fake_mode
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
-from vlm_pg.bench.paper.counter import fake_mode
 from vlm_pg.models import family as family_file
 from vlm_pg.models import logits, network, tower_attention
 from vlm_pg.models.loading import make_policy

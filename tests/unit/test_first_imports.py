@@ -29,13 +29,13 @@ def test_a_command_s_imports_are_left_alone_by_the_collector() -> None:
 
 
 def test_a_command_that_imports_torch_later_leaves_nothing_out() -> None:
-    """``vlm-pg bench paper``, whose counts then leave out torch as well, and are as fast as before."""
+    """``vlm-pg bench``, which imports torch after its options are read."""
     program = """
 import gc, sys
 from vlm_pg.imports import imported_at_once
 
 with imported_at_once():
-    import vlm_pg.bench.paper
+    import vlm_pg.bench.step
 assert "torch" not in sys.modules
 assert gc.isenabled() and not gc.get_freeze_count()
 """

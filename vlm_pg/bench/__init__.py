@@ -1,1 +1,1 @@
-"""The measurements behind ``vlm-pg bench``."""
+"""``vlm-pg bench step`` and ``rollout``: time and peak memory of ours beside others' ways, on the user's machine."""

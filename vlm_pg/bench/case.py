@@ -1,4 +1,4 @@
-"""What all cases share: a random model of a chosen size, the same weights for every contestant."""
+"""A random model of a chosen size, the same weights for every contestant, and the interface of a case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.bench.shapes import SIZES, TOWERS
+from vlm_pg.bench.runner import SIZES
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
@@ -19,11 +19,12 @@ from vlm_pg.types import Prompt
 Spec = dict[str, Any]
 # Ids at the end of the vocabulary that no prompt and no response has: end, media and vision tokens.
 SPECIAL_IDS = 16
+STUB_TOWER = {"depth": 1, "hidden_size": 64, "num_heads": 2}
 
 
 @dataclass(frozen=True)
 class ModelCase(ABC):
-    """What every contestant works on. ``policy.model`` is the transformers model they all run."""
+    """The input of every contestant. ``policy.model`` is the transformers model they all run."""
 
     policy: Policy
 
@@ -45,18 +46,18 @@ class ModelCase(ABC):
 
     @abstractmethod
     def time(self, contestant: Any) -> dict[str, float]:
-        """The whole work, timed: seconds by what they were spent on."""
+        """The whole work, timed: seconds by part."""
 
     @abstractmethod
     def agreement(self, outcomes: Mapping[str, Any], dtype: str) -> dict[str, dict[str, Any]]:
-        """What is noted of each contestant's outcome beside the others.
+        """Compare the outcomes; further entries of each contestant.
 
         Raises:
             RuntimeError: they do not compute the same thing.
         """
 
     def outcome(self, result: Any) -> Any:
-        """What contestants must agree on, from what ``run`` returned."""
+        """The value that contestants must agree on, from the result of ``run``."""
         return result
 
     def forget(self) -> None:
@@ -120,17 +121,17 @@ def random_model(
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    with_tower: bool = False,
+    tower: Mapping[str, Any] | None = None,
 ) -> Any:
     """A Qwen2.5-VL with random weights and the language model's shape of that name; its vision tower is a stub.
 
     Weights are drawn on ``device``: equal there for equal seeds.
 
-    ``with_tower``: a tower of the shape of that name in place of the stub.
+    ``tower``: values of its config in place of the stub.
     """
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    config = random_config(size, with_tower)
+    config = random_config(size, tower)
     device = torch.device(device)
     cuda = [device] if device.type == "cuda" else []
     usual = torch.get_default_dtype()
@@ -143,21 +144,11 @@ def random_model(
             torch.set_default_dtype(usual)
 
 
-def random_config(size: str, with_tower: bool = False) -> Any:
+def random_config(size: str, tower: Mapping[str, Any] | None = None) -> Any:
     """transformers' config of ``random_model``."""
     from transformers import Qwen2_5_VLConfig
 
     shape = SIZES[size]
-    tower: dict[str, Any] = {"depth": 1, "hidden_size": 64, "num_heads": 2}
-    if with_tower:
-        chosen = TOWERS[size]
-        tower = {
-            "depth": chosen.layers,
-            "hidden_size": chosen.hidden,
-            "num_heads": chosen.heads,
-            "intermediate_size": chosen.intermediate,
-            "fullatt_block_indexes": list(chosen.whole_frame_layers),
-        }
     sections = [shape.head_dim // 8, 3 * shape.head_dim // 16, 3 * shape.head_dim // 16]
     return Qwen2_5_VLConfig(
         text_config={
@@ -173,7 +164,7 @@ def random_config(size: str, with_tower: bool = False) -> Any:
             "max_position_embeddings": 131072,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": sections},
         },
-        vision_config=tower | {"out_hidden_size": shape.hidden},
+        vision_config={**(tower or STUB_TOWER), "out_hidden_size": shape.hidden},
         image_token_id=shape.vocab - 6,
         video_token_id=shape.vocab - 5,
         vision_start_token_id=shape.vocab - 4,

@@ -1,4 +1,4 @@
-"""Peak memory of a piece of work, above what was there before it."""
+"""Peak memory of a piece of work above the level before it, and child processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gc
 import multiprocessing
 import os
 import resource
-import sys
+import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vlm_pg.bench.contestant import CannotRun
-from vlm_pg.bench.ending import end_with_parent
+from vlm_pg.bench.runner import CannotRun
 from vlm_pg.processes import how_it_ended
 
 T = TypeVar("T")
@@ -29,13 +28,15 @@ NOT_RESETTABLE = (
 )
 CUDA = "torch.cuda.max_memory_allocated minus memory_allocated before, in the timing process, during the warm-up"
 
+# prctl option of Linux (sys/prctl.h).
+_PR_SET_PDEATHSIG = 1
 # mallopt parameters of glibc (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 @dataclass(frozen=True)
 class Peak:
-    """``num_bytes`` above the level before; ``method`` says how that was found out."""
+    """``num_bytes`` above the level before; ``method``: how it was measured."""
 
     num_bytes: int
     method: str
@@ -69,9 +70,9 @@ def peak_above_baseline(run: Callable[[], T], on_gpu: bool = False) -> tuple[T, 
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
     resettable = _reset_peak()
-    before = _resident_bytes()
+    before = _status_bytes("VmRSS")
     result = run()
-    after = _status_bytes("VmHWM") if resettable else _max_resident_bytes()
+    after = _status_bytes("VmHWM") if resettable else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return result, Peak(max(0, after - before), RESETTABLE if resettable else NOT_RESETTABLE)
 
 
@@ -116,8 +117,15 @@ def _work_and_exit(run: Callable[[], Any], sender: Connection, parent: int) -> N
     except Exception:
         answer = RuntimeError(traceback.format_exc())
     sender.send(answer)
-    # Not sys.exit: whatever the parent registered to run at exit is the parent's.
+    # Not sys.exit, which would run the parent's exit handlers.
     os._exit(0)
+
+
+def end_with_parent(parent: int) -> None:
+    """From now on the kernel kills this process when ``parent``, which started it, ends, also by SIGTERM or SIGKILL."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
 
 
 def _reset_peak() -> bool:
@@ -129,17 +137,8 @@ def _reset_peak() -> bool:
     return _status_bytes("VmHWM") - _status_bytes("VmRSS") < 4 * 2**20
 
 
-def _resident_bytes() -> int:
-    return _status_bytes("VmRSS") if Path("/proc/self/status").exists() else _max_resident_bytes()
-
-
 def _status_bytes(name: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def _max_resident_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -2,8 +2,7 @@
 
 On a CPU it first forks one child per contestant, which builds the model, warms up on a tiny case and runs the point
 once for its peak memory. Then it builds the model itself, runs every contestant once (warm-up, and the check that all
-agree) and times them in turn: A B C, A B C, ... Last, where the measurement has a count, it counts what each is asked
-to do, without computing it.
+agree) and times them in turn: A B C, A B C, ...
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from typing import Any, TypeVar
 import torch
 
 from vlm_pg.bench.case import ModelCase, Spec
-from vlm_pg.bench.contestant import CannotRun
-from vlm_pg.bench.ending import end_with_parent
-from vlm_pg.bench.memory import Peak, give_freed_memory_back, in_child, peak_above_baseline
+from vlm_pg.bench.memory import Peak, end_with_parent, give_freed_memory_back, in_child, peak_above_baseline
+from vlm_pg.bench.runner import CannotRun
 from vlm_pg.models.liger import liger_of
 from vlm_pg.processes import resolve
 
@@ -28,7 +26,7 @@ T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure what the specification (first path) names and write the numbers (second path), while the parent lives.
+    """Measure by the specification (first path) and write the numbers (second path), while the parent lives.
 
     ``argv``: both paths, and the number of the process that started this one.
     """
@@ -41,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(spec: Spec) -> dict[str, Any]:
-    """Per contestant: peak memory, what was compared, seconds of each run; and per contestant that failed, why."""
+    """Per contestant: peak memory, compared values, seconds of each run; and per contestant that failed, why."""
     build = resolve(spec["case"]).build
     runs = {name: resolve(place) for name, place in spec["contestants"].items()}
     measured: dict[str, dict[str, Any]] = {name: {} for name in runs}
@@ -68,16 +66,6 @@ def measure(spec: Spec) -> dict[str, Any]:
         for name in [name for name in outcomes if name not in failed]:
             for key, seconds in (_tried(partial(case.time, runs[name]), name, failed) or {}).items():
                 measured[name].setdefault(key, []).append(seconds)
-    if spec.get("counted"):
-        for name in [name for name in outcomes if name not in failed]:
-            print(f"  {name}: counted", flush=True)
-            try:
-                measured[name]["counted"] = resolve(spec["counted"])(spec, name, runs[name])
-            except CannotRun as error:
-                measured[name]["not_counted"] = str(error)
-            except Exception as error:  # whatever comes up on fake tensors: what was measured stays
-                words = str(error).strip().splitlines() or [""]
-                measured[name]["not_counted"] = f"{type(error).__name__} on fake tensors: {words[0]}"
     if parts := liger_of(case.model).parts:
         for entry in measured.values():
             entry["liger"] = parts
@@ -85,7 +73,7 @@ def measure(spec: Spec) -> dict[str, Any]:
 
 
 def _tried(run: Callable[[], T], name: str, failed: dict[str, str]) -> T | None:
-    """Its result, or None where this contestant cannot run, which is written down. The others go on."""
+    """Its result, or None where this contestant cannot run, with the reason in ``failed``."""
     try:
         return run()
     except CannotRun as error:
@@ -115,7 +103,7 @@ def _warm_libraries(tiny: ModelCase, run: Any) -> None:
 
 
 def _warm_up(case: ModelCase, run: Any) -> tuple[Any, Peak | None]:
-    """What contestants must agree on; on a GPU also the peak of memory."""
+    """Values that contestants must agree on; on a GPU also the peak of memory."""
     if case.device.type != "cuda":
         return case.outcome(case.run(run)), None
     _warm_libraries(case.tiny(), run)

@@ -1,4 +1,4 @@
-"""What ``auto`` means: nothing is put away or cut that fits as it is; else as little as does."""
+"""``auto`` in ``ModelSettings``: nothing is offloaded or tiled that fits without; else as little as fits."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LEAST_PIECE_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Need:
-    """What is known when a run starts.
+    """Sizes and free memory at a run's start.
 
     Attributes:
         rows: tokens of the longest stream (``training.micro_batch_tokens``).
         media_tokens: visual tokens of the largest call of the tower.
         free: bytes that activations may take.
-        where: the device they are on, for the user.
+        device: as the user sees it.
     """
 
     language: LanguageSizes
@@ -33,7 +33,7 @@ class Need:
     rows: int
     media_tokens: int
     free: int
-    where: str
+    device: str
 
     @property
     def usable(self) -> int:
@@ -42,7 +42,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Decision:
-    """``choice``, and ``line``: what it is and why, for the user. ``fits``: whether the estimate is within bounds."""
+    """``line``: the choice and its reason, for the user. ``fits``: whether the estimate is within bounds."""
 
     choice: MemoryChoice
     line: str
@@ -50,8 +50,8 @@ class Decision:
 
 
 def decide(settings: ModelSettings, need: Need) -> Decision:
-    """What ``settings`` say, and where they say ``auto`` what is needed: tiles first, which cost least, then layer
-    inputs put away, then prefix states; pieces of the tower by themselves, for it works when no stream does."""
+    """``settings``, with ``auto`` resolved: tiles first, which cost least, then offloaded layer inputs, then prefix
+    states; pieces of the tower independently, since it runs when no stream does."""
     as_set = MemoryChoice.of(settings)
     checkpointing = settings.gradient_checkpointing
 
@@ -59,7 +59,7 @@ def decide(settings: ModelSettings, need: Need) -> Decision:
         return need.language.stream(need.rows, choice, checkpointing)
 
     chosen = as_set
-    for chosen in _more_and_more(as_set, settings):
+    for chosen in _by_cost(as_set, settings):
         if stream(chosen) <= need.usable:
             break
     fits = stream(chosen) <= need.usable
@@ -71,21 +71,21 @@ def decide(settings: ModelSettings, need: Need) -> Decision:
 
 def smallest(settings: ModelSettings) -> MemoryChoice:
     """The choice with the least memory that ``settings`` allow: what does not fit with it does not fit."""
-    *_, choice = _more_and_more(MemoryChoice.of(settings), settings)
+    *_, choice = _by_cost(MemoryChoice.of(settings), settings)
     if settings.vision_piece_tokens == "auto":
         choice = replace(choice, vision_piece_tokens=LEAST_PIECE_TOKENS)
     return choice
 
 
-def _more_and_more(as_set: MemoryChoice, settings: ModelSettings) -> Iterator[MemoryChoice]:
-    """What is set, then one measure after the other that is left to choose."""
+def _by_cost(as_set: MemoryChoice, settings: ModelSettings) -> Iterator[MemoryChoice]:
+    """The settings, then cumulatively each measure that they leave to choose."""
     yield as_set
     choice = as_set
     if settings.mlp_tile_rows == "auto":
         choice = replace(choice, mlp_tile_rows=TILE_ROWS)
         yield choice
     for name in ("offload_layer_inputs", "offload_prefix_states"):
-        # Without recomputation every layer keeps all it computes, and there is nothing to win.
+        # Without recomputation every layer keeps all it computes, so offloading its input saves nothing.
         if getattr(settings, name) == "auto" and settings.gradient_checkpointing:
             choice = replace(choice, **{name: True})
             yield choice
@@ -98,7 +98,7 @@ def _piece_tokens(settings: ModelSettings, need: Need) -> int:
     if _media(whole, settings, need) <= need.usable:
         return 0
     tokens = LEAST_PIECE_TOKENS
-    # As large as half of what is left allows: larger pieces are no faster, and estimates are estimates.
+    # As large as half of the usable memory allows: larger pieces are no faster, and sizes are estimates.
     while tokens * 2 < need.media_tokens:
         wider = replace(whole, vision_piece_tokens=tokens * 2)
         if _media(wider, settings, need) > need.usable // 2:
@@ -116,7 +116,7 @@ def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, n
     checkpointing = settings.gradient_checkpointing
     before, after = (need.language.stream(need.rows, c, checkpointing) for c in (MemoryChoice(), choice))
     words = (
-        f"memory: {_gib(need.free)} free on {need.where}; a stream of {need.rows:,} tokens needs about {_gib(before)}"
+        f"memory: {_gib(need.free)} free on {need.device}; a stream of {need.rows:,} tokens needs about {_gib(before)}"
     )
     if need.tower is not None:
         whole = _media(MemoryChoice(), settings, need)
@@ -133,7 +133,7 @@ def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, n
 
 
 def _measures(choice: MemoryChoice, as_set: MemoryChoice, need: Need) -> list[str]:
-    put_away = need.language.put_away(need.rows, choice)
+    offloaded = need.language.offloaded(need.rows, choice)
     found = {
         "offload_layer_inputs": "layer inputs put away",
         "offload_prefix_states": "keys and values of prefixes put away",
@@ -141,10 +141,10 @@ def _measures(choice: MemoryChoice, as_set: MemoryChoice, need: Need) -> list[st
         "vision_piece_tokens": f"vision tower in pieces of {choice.vision_piece_tokens:,} tokens",
     }
     words = []
-    for name, what in found.items():
+    for name, measure in found.items():
         if getattr(choice, name):
-            words.append(f"{what} ({'as set' if getattr(as_set, name) else 'auto'})")
-    return words + ([f"{_gib(put_away)} elsewhere"] if put_away else [])
+            words.append(f"{measure} ({'as set' if getattr(as_set, name) else 'auto'})")
+    return words + ([f"{_gib(offloaded)} elsewhere"] if offloaded else [])
 
 
 def _gib(size: int) -> str:

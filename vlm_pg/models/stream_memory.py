@@ -1,4 +1,4 @@
-"""How one network keeps long streams small: layer inputs put away, row-wise modules in tiles, the tower in pieces."""
+"""Memory of one network's long streams: layer inputs offloaded, row-wise modules in tiles, the tower in pieces."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LEAST_BYTES = 2**16
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """What is done to save memory.
+    """Measures that save memory.
 
     Attributes:
-        offload_layer_inputs: inputs of checkpointed decoder layers, and what attention keeps for their recomputation.
+        offload_layer_inputs: inputs of checkpointed decoder layers, and attention's outputs for their recomputation.
         offload_prefix_states: keys and values of prefixes that run once, and the fp32 sums of their gradients.
         mlp_tile_rows: rows of a tile of MLPs and norms; 0: whole.
         vision_piece_tokens: visual tokens of one call of the tower; 0: all at once.
@@ -37,7 +37,7 @@ class MemoryChoice:
 
     @classmethod
     def of(cls, settings: ModelSettings) -> MemoryChoice:
-        """What ``settings`` say; nothing is done where they leave it to a run, which knows its sizes, to choose."""
+        """The settings; ``auto``, which a run resolves by its sizes, is off."""
         values = {name: getattr(settings, name) for name in cls.__dataclass_fields__}
         return cls(**{name: value for name, value in values.items() if value != "auto"})
 
@@ -77,7 +77,7 @@ class StreamMemory:
             tiles: how many the ranks have agreed on; None: as many as this rank's rows need.
 
         Yields:
-            Where this pass's layers put away what backward will ask for; None: it stays.
+            Where this pass's layers offload tensors that backward needs; None: they stay.
         """
         before = self._lane
         away = self.place if self.choice.offload_layer_inputs and torch.is_grad_enabled() else None

@@ -1,1 +1,1 @@
-"""How much memory a run will take, from its configuration and the model's dimensions alone."""
+"""Memory, operations and time of a run, estimated from its configuration and the model's dimensions alone."""

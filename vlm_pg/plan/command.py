@@ -1,21 +1,23 @@
-"""``vlm-pg plan``: bytes by part and phase and the time to expect, before anything is loaded."""
+"""``vlm-pg plan``, and the same check at a run's start, before anything is loaded."""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vlm_pg.bench.shapes import PUBLISHED
-from vlm_pg.errors import ConfigError, VlmPgError
+from vlm_pg.errors import ConfigError, ModelError, VlmPgError
+from vlm_pg.memory import GIB
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.plan.check import model_shape, sequence_ranks
-from vlm_pg.plan.memory import plan_to_fit
-from vlm_pg.plan.report import published_lines, verdict_lines
-from vlm_pg.plan.setup import Setup, setup_of
-from vlm_pg.plan.shape import ModelShape, counted_shape_of, published_config
+from vlm_pg.plan.memory import plan_memory, plan_to_fit
+from vlm_pg.plan.report import published_lines, size_text, verdict, verdict_lines
+from vlm_pg.plan.setup import setup_of
+from vlm_pg.plan.shape import PUBLISHED, ModelShape, published_config, shape_of
+from vlm_pg.plan.time import expected_line
 
 TABLE = tuple(name for name in PUBLISHED if name.startswith("Qwen2.5-VL"))
+# Plans are within so much of measured peaks: a run that exceeds a GPU by less may fit.
+ERROR = 0.15
 
 
 def plan(config: Any, gpu_gib: float, gpus: int) -> bool:
@@ -27,50 +29,12 @@ def plan(config: Any, gpu_gib: float, gpus: int) -> bool:
     """
     sequence_parallel = sequence_ranks(config)
     check_ranks(gpus, sequence_parallel)
-    shape = model_shape(config, counted=True)
+    shape = model_shape(config)
     setup = setup_of(config, shape, gpus, sequence_parallel)
     for line in verdict_lines(shape, setup, gpu_gib):
         print(line)
-    print(expected_line(config, setup))
+    print(expected_line(shape, setup, fused=config.model.liger is not False))
     return plan_to_fit(shape, setup, gpu_gib).fits(gpu_gib)
-
-
-def expected_line(config: Any, setup: Setup) -> str:
-    """Expected seconds of one question with the largest prompt on one GPU, by kind of GPU; or why there are none.
-
-    Counted on the model's own code with few layers (``vlm-pg bench paper``), which takes seconds.
-    """
-    from vlm_pg.bench.paper.contestants import tried
-    from vlm_pg.bench.paper.devices import DEVICES
-    from vlm_pg.bench.paper.plan import Model, phases_of
-    from vlm_pg.bench.paper.record import entry_of
-    from vlm_pg.bench.paper.roofline import LAUNCH_SECONDS
-    from vlm_pg.bench.paper.table import seconds_words
-    from vlm_pg.models.lora import adapter_base
-
-    model, lora = config.model, config.model.lora
-    spec = {"model": str(adapter_base(model.path) or model.path), "dtype": model.dtype, "liger": model.liger}
-    spec |= {"checkpointing": model.gradient_checkpointing, "lora": lora and lora.rank}
-    point = {"prefix": setup.prefix, "generations": setup.generations, "new_tokens": setup.response + 1}
-    try:
-        known = Model.of(spec["model"])
-    except VlmPgError as error:
-        return f"expected time: not counted: {error}"
-    if known.linear:
-        return (
-            "expected time: not counted: torch's code runs linear-attention layers chunk by chunk, which would take "
-            "minutes; vlm-pg bench paper counts it"
-        )
-    phases = phases_of(point, known, Namespace(few_layers=True, reference=False))
-    times: dict[str, list[str]] = {name: [] for name in DEVICES}
-    for phase in phases.values():
-        entry = entry_of(spec | phase, tried(spec | phase), LAUNCH_SECONDS)
-        if "not_counted" in entry:
-            return f"expected time: not counted: {entry['not_counted']}"
-        for name, words in times.items():
-            words.append(seconds_words(entry["roofline"][name]["expected_seconds"]))
-    of_gpus = "; ".join(f"{name} {' + '.join(words)}" for name, words in times.items())
-    return f"expected time of such a question's {' + '.join(phases)} on one GPU, without tower and optimizer: {of_gpus}"
 
 
 def print_published(gpu_gib: float) -> None:
@@ -80,7 +44,7 @@ def print_published(gpu_gib: float) -> None:
 
 
 def published_shape(name: str) -> ModelShape:
-    return replace(counted_shape_of(published_config(name), ModelSettings(path=name)), name=name)
+    return replace(shape_of(published_config(name), ModelSettings(path=name)), name=name)
 
 
 def check_ranks(ranks: int, sequence_parallel: int) -> None:
@@ -89,3 +53,57 @@ def check_ranks(ranks: int, sequence_parallel: int) -> None:
         raise ConfigError(
             f"training.sequence_parallel is {sequence_parallel}, which does not divide {ranks} GPUs. Choose a divisor."
         )
+
+
+def sequence_ranks(config: Any) -> int:
+    """Ranks that work on one sequence; 1 where the configuration has no such setting."""
+    return int(getattr(config.training, "sequence_parallel", 1))
+
+
+def model_shape(config: Any) -> ModelShape:
+    """Of the model that a run's configuration names, from its config.json; an adapter's folder names its base.
+
+    Raises:
+        ModelError: no config there, or no registered family.
+    """
+    from vlm_pg.models.loading import load_config
+    from vlm_pg.models.lora import adapter_base
+
+    path = adapter_base(config.model.path) or config.model.path
+    loaded = load_config(str(path), config.model)
+    try:
+        return shape_of(loaded, config.model)
+    except VlmPgError:
+        raise
+    except Exception as error:  # odd values in the file raise anything
+        raise ModelError(
+            f"The model at {str(path)!r} has a config of which no model can be made: {error} Copy config.json from "
+            "the checkpoint the model comes from."
+        ) from error
+
+
+def check_fits(config: Any, ranks: int, gpu_bytes: int | None, say: Callable[[str], None]) -> None:
+    """Report in a line the memory a rank needs, and whether it fits; refuse runs that cannot, even ``ERROR`` off.
+
+    Args:
+        config: the run's ``RunConfig``.
+        ranks: processes of the run.
+        gpu_bytes: memory of this rank's GPU; None on a CPU, where only the line is reported.
+
+    Raises:
+        ConfigError: it needs more than the GPU has; with the first setting to change.
+        ModelError: as ``model_shape``.
+    """
+    shape = model_shape(config)
+    setup = setup_of(config, shape, ranks, sequence_ranks(config))
+    if gpu_bytes is None:
+        plan = plan_memory(shape, setup)
+        say(f"memory: about {size_text(plan.peak, 2)} a process, most in the phase {plan.phase} (vlm-pg plan)")
+        return
+    line = verdict(shape, setup, gpu_bytes / GIB)
+    if plan_to_fit(shape, setup, gpu_bytes / GIB).peak > (1 + ERROR) * gpu_bytes:
+        raise ConfigError(
+            f"The run's memory {line}. Nothing was loaded. vlm-pg plan CONFIG shows what takes how much, and the "
+            "largest prompt and token budget that fit."
+        )
+    say(f"memory: {line}")

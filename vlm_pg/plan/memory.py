@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from vlm_pg.memory import GIB
+from vlm_pg.models.memory_sizes import FP32
 from vlm_pg.models.weights import BYTES_PER_WEIGHT
 from vlm_pg.plan.activations import (
-    FP32,
     TOWER_BACKWARD,
     TOWER_RUNNING,
     tower_activations,
@@ -48,7 +48,7 @@ class Plan:
 
 
 def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
-    """What one rank holds; host memory, where states are offloaded to, is not in it."""
+    """Bytes of one rank; host memory, where states are offloaded to, is not in it."""
     states, gradients = model_states(shape, setup), gradient_bytes(shape, setup)
     tower = tower_activations(shape, setup)
     running, backward = tower.pop(TOWER_RUNNING, 0.0), tower.pop(TOWER_BACKWARD, 0.0)
@@ -65,7 +65,7 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
 
 
 def plan_to_fit(shape: ModelShape, setup: Setup, gpu_gib: float) -> Plan:
-    """As ``plan_memory``; where that does not fit, with all that a run may put away, tile, cut and divide by itself."""
+    """As ``plan_memory``; where that does not fit, with all that a run may offload, tile, cut and divide by itself."""
     plan = plan_memory(shape, setup)
     if plan.fits(gpu_gib):
         return plan
@@ -128,7 +128,7 @@ def generation_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     With sequence parallelism every rank holds the prefix, or its part of it, and its part of the rollouts.
     """
     text, e = shape.language, setup.element
-    width, narrow = text.heads * text.head_dim, text.kv_heads * text.head_dim
+    width, narrow = text.query_width, text.key_width
     rollouts = -(-setup.generations // setup.sequence_parallel)
     divided = setup.divides_prompts and setup.generations >= setup.sequence_parallel
     tokens = -(-setup.prefix // (setup.sequence_parallel if divided else 1)) + rollouts * setup.response
@@ -172,7 +172,7 @@ def patches_of(shape: ModelShape, setup: Setup, prefix: int) -> int:
     """Patches of a prompt of so many tokens with as much text as in ``setup``; 0 where that shows nothing."""
     if shape.tower is None or not setup.patches:
         return 0
-    return max(0, setup.patches + (prefix - setup.prefix) * shape.tower.merge)
+    return max(0, setup.patches + (prefix - setup.prefix) * shape.tower.patches_per_token)
 
 
 def largest_budget(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
@@ -190,7 +190,7 @@ def largest_budget(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
 
 
 def _tower(shape: ModelShape, setup: Setup) -> float:
-    """What the tower adds to the update."""
+    """Bytes that the tower adds to the update."""
     parts = tower_activations(shape, setup)
     beside = (TOWER_RUNNING, TOWER_BACKWARD) if "tower" in setup.train else (TOWER_RUNNING, TOWER_BACKWARD, "pixels")
     return sum(size for part, size in parts.items() if part not in beside)

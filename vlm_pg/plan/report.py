@@ -1,4 +1,4 @@
-"""What ``vlm-pg plan`` prints."""
+"""The output of ``vlm-pg plan``: tables, the verdict and its advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_choice import smallest
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.plan.communication import sequence_parallel_bytes
+from vlm_pg.plan.flops import sequence_parallel_bytes
 from vlm_pg.plan.memory import USABLE, Plan, largest_budget, largest_prefix, plan_memory, plan_to_fit
 from vlm_pg.plan.search import Remedy, first_remedy, levers, shorter_prompts
 from vlm_pg.plan.setup import TEXT_TOKENS, Setup, video_tokens
@@ -51,7 +51,7 @@ def verdict(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
 
 
 def _advice(shape: ModelShape, setup: Setup, gpu_gib: float) -> str:
-    """Settings that make it fit, or what was searched for them."""
+    """Settings that make it fit, or the levers that were searched."""
     if (remedy := first_remedy(shape, setup, gpu_gib)) is not None:
         return f"change first: {_followed(remedy)}"
     nothing = (
@@ -69,7 +69,7 @@ def _followed(remedy: Remedy) -> str:
 
 
 def published_lines(shapes: Sequence[ModelShape], gpu_gib: float) -> Iterator[str]:
-    """A Markdown table of public models: GiB a rank of full training by frames and GPUs; in brackets what fits not."""
+    """A Markdown table of public models: GiB a rank of full training by frames and GPUs; in brackets: too much."""
     yield (
         f"GiB a rank of {gpu_gib:g}: bf16, AdamW, checkpointing, frozen tower, G=8, responses of 768 tokens, frames of "
         f"{FRAME_PIXELS:,} pixels, budget of one prompt and response; ZeRO-3 where there are several GPUs. In "
@@ -90,7 +90,11 @@ def published_setup(shape: ModelShape, frames: int, gpus: int) -> Setup:
     assert shape.tower is not None
     visual = video_tokens(frames, FRAME_PIXELS, shape.tower)
     setup = Setup(
-        prefix=visual + TEXT_TOKENS, patches=visual * shape.tower.merge, response=767, ranks=gpus, logits_follow=True
+        prefix=visual + TEXT_TOKENS,
+        patches=visual * shape.tower.patches_per_token,
+        response=767,
+        ranks=gpus,
+        logits_follow=True,
     )
     setup = replace(setup, budget=setup.prefix + setup.response, allowed=smallest(_CAREFUL))
     # The shipped zero3.json.
@@ -121,8 +125,6 @@ def _heading(shape: ModelShape, setup: Setup) -> list[str]:
     ]
     if shape.positions is not None and setup.prefix + setup.response > shape.positions:
         lines.append(f"note: the model's config knows {shape.positions:,} positions")
-    if shape.counter is not None:
-        lines.append("activations of the language model are counted on its own code, those of the tower by formula")
     return [*lines, ""]
 
 

@@ -1,4 +1,4 @@
-"""Settings that make a run fit: which are searched, in which order, and the plan with them."""
+"""Settings that make a run fit, searched from the cheapest to the dearest, and the plan with them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vlm_pg.models.memory_sizes import FP32
 from vlm_pg.models.stream_share import possible_sizes
-from vlm_pg.plan.activations import FP32
 from vlm_pg.plan.memory import Plan, largest, plan_to_fit
 from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape
@@ -23,15 +23,13 @@ ZERO_FILES = {
 }
 # They reduce gradients in two buffers (overlap_comm) of DeepSpeed's default size.
 SHIPPED_BUCKET = 2 * 500_000_000
-# A combination may need so much more than a GPU by formulas and still be counted.
-FORMULAS_WITHIN = 1.25
 
 
 @dataclass(frozen=True)
 class Option:
     """Overrides of a run's configuration, and the fields of ``Setup`` that they change.
 
-    ``cost`` orders combinations: settings that cost time come before those that change precision or what is trained.
+    ``cost`` orders combinations: settings that cost time come before those that change precision or the trained parts.
     ``short``: for a table's cell.
     """
 
@@ -55,7 +53,7 @@ class Remedy:
 
 
 def levers(shape: ModelShape, setup: Setup) -> dict[str, list[Option]]:
-    """What is searched: by name the options beyond what is set; a combination has at most one of each name."""
+    """By name the options beyond the settings; a combination has at most one of each name."""
     found = {
         "gradient checkpointing": _checkpointing(setup),
         "token budget": _budget(setup),
@@ -70,23 +68,15 @@ def levers(shape: ModelShape, setup: Setup) -> dict[str, list[Option]]:
 
 def first_remedy(shape: ModelShape, setup: Setup, gpu_gib: float) -> Remedy | None:
     """The cheapest combination of options that fits; None where none does."""
-    formulas = replace(shape, counter=None)
-    for options in _combinations(shape, setup):
-        changed = _changed(setup, options)
-        # Formulas take no time, counts seconds.
-        if _remedy(formulas, options, changed, gpu_gib).plan.fits(FORMULAS_WITHIN * gpu_gib):
-            remedy = _remedy(shape, options, changed, gpu_gib)
-            if remedy.plan.fits(gpu_gib):
-                return remedy
-    return None
+    remedies = (_remedy(shape, options, _changed(setup, options), gpu_gib) for options in _combinations(shape, setup))
+    return next((remedy for remedy in remedies if remedy.plan.fits(gpu_gib)), None)
 
 
 def shorter_prompts(shape: ModelShape, setup: Setup, gpu_gib: float) -> Remedy | None:
     """With the combination that needs least: the longest prompts that fit; None where no prompt does."""
-    formulas = replace(shape, counter=None)
 
     def peak(options: Sequence[Option]) -> float:
-        return _remedy(formulas, options, _changed(setup, options), gpu_gib).plan.peak
+        return _remedy(shape, options, _changed(setup, options), gpu_gib).plan.peak
 
     least = min(_combinations(shape, setup), key=peak, default=())
     others = [option for option in least if "budget" not in option.changes]
@@ -101,7 +91,7 @@ def shorter_prompts(shape: ModelShape, setup: Setup, gpu_gib: float) -> Remedy |
 
 
 def _combinations(shape: ModelShape, setup: Setup) -> list[tuple[Option, ...]]:
-    """The cheapest first, nothing changed left out; of the two levers on what is trained one at a time."""
+    """The cheapest first; of the two levers on the trained parts one at a time."""
     choices = [(None, *options) for options in levers(shape, setup).values()]
     found = [tuple(filter(None, chosen)) for chosen in itertools.product(*choices)]
     found = [options for options in found if options and sum("train" in option.changes for option in options) < 2]
@@ -125,7 +115,7 @@ def _remedy(shape: ModelShape, options: Sequence[Option], changed: Setup, gpu_gi
 
 def _shorter(shape: ModelShape, setup: Setup, tokens: int) -> Setup:
     """With ``prompt.max_prompt_tokens`` of so many."""
-    patches = min(setup.patches, tokens * shape.tower.merge) if shape.tower else 0
+    patches = min(setup.patches, tokens * shape.tower.patches_per_token) if shape.tower else 0
     return replace(setup, prefix=tokens, patches=patches, least_budget=tokens + setup.response + 1)
 
 

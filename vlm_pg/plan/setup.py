@@ -1,4 +1,4 @@
-"""What of a run's configuration decides how much memory it takes, and the largest pass that it will make."""
+"""The part of a run's configuration that decides about memory, and the largest pass that the run will make."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm_pg.models.memory_choice import smallest
+from vlm_pg.models.memory_sizes import TowerShape
 from vlm_pg.models.settings import VISION_PARTS, Part
 from vlm_pg.models.stream_memory import MemoryChoice
-from vlm_pg.plan.shape import ModelShape, TowerShape
+from vlm_pg.plan.shape import ModelShape
 
 BYTES = {"fp32": 4, "bf16": 2}
-# Text around the media of a question: what prompts need beside visual tokens, roughly.
+# Tokens of text around the media of a question, roughly.
 TEXT_TOKENS = 512
-AS_IT_IS = MemoryChoice()
+NO_MEASURES = MemoryChoice()
 OFFLOADS = ("offload_layer_inputs", "offload_prefix_states")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run holds its model, and what it computes at a time.
+    """How a run holds its model, and the sizes of its passes.
 
     Attributes:
         element: bytes of a weight and of an activation.
@@ -38,7 +39,7 @@ class Setup:
         bucket: elements of DeepSpeed's buffers for reducing gradients; 0 without.
         divides_prompts: each sequence rank keeps its part of a prompt's keys and values; ``may_divide_prompts``: where
             they do not fit whole.
-        measures: what is put away, tiled or cut; ``allowed``: all that the run itself may choose at its start;
+        measures: tensors offloaded, tiled or cut; ``allowed``: all that the run itself may choose at its start;
             ``offloads_with_checkpointing``: fields of it that the run may also choose where layers are recomputed.
         prompts_of_step: of all ranks; 0: those of this rank on each. ``least_budget``: the smallest that the lengths
             in the configuration allow; 0: the largest prompt and a response.
@@ -70,8 +71,8 @@ class Setup:
     share_prefix: bool = True
     divides_prompts: bool = False
     may_divide_prompts: bool = False
-    measures: MemoryChoice = AS_IT_IS
-    allowed: MemoryChoice = AS_IT_IS
+    measures: MemoryChoice = NO_MEASURES
+    allowed: MemoryChoice = NO_MEASURES
     offloads_with_checkpointing: tuple[str, ...] = OFFLOADS
     prompts_of_step: int = 0
     least_budget: int = 0
@@ -172,10 +173,10 @@ def largest_prompt(config: Any, tower: TowerShape | None) -> tuple[int, int]:
     if media.video_tokens is not None:
         visual = min(visual, media.video_tokens)
     prefix = min(limit, visual + TEXT_TOKENS)
-    return prefix, min(visual, prefix) * tower.merge
+    return prefix, min(visual, prefix) * tower.patches_per_token
 
 
 def video_tokens(frames: int, pixels: int, tower: TowerShape) -> int:
     """Visual tokens of a video: two frames make one temporal patch in all of these towers."""
-    # patch_pixels = channels (3) * temporal (2) * side ** 2
-    return frames // 2 * pixels // (tower.patch_pixels // 6 * tower.merge)
+    # tower.pixels = channels (3) * temporal (2) * side ** 2
+    return frames // 2 * pixels // (tower.pixels // 6 * tower.patches_per_token)

@@ -1,32 +1,35 @@
-"""The numbers of a model that its memory depends on: of any registered one from its config.json, and of public ones.
+"""Dimensions and numbers of weights of a model: of any registered one from its config.json, and of public ones.
 
 Weights are counted on a model that is built on torch's meta device: every tensor has its shape and no memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from vlm_pg.bench.shapes import PUBLISHED, LanguageShape, LinearAttention
-from vlm_pg.models.settings import LoraSettings, ModelSettings
-from vlm_pg.plan.counted import ActivationCounter
+from vlm_pg.models.memory_sizes import LanguageShape, LinearAttention, TowerShape
 
+if TYPE_CHECKING:
+    from vlm_pg.models.settings import LoraSettings, ModelSettings
 
-@dataclass(frozen=True)
-class TowerShape:
-    """One vision tower; sizes in elements, ``patch_pixels`` values of one patch, ``merge`` patches a visual token."""
-
-    hidden: int
-    layers: int
-    intermediate: int
-    patch_pixels: int
-    merge: int
+# Source: config.json of the checkpoint of that name under https://huggingface.co/Qwen (for Qwen3.5-9B they are also
+# transformers' defaults for Qwen3_5TextConfig).
+PUBLISHED: dict[str, LanguageShape] = {
+    "Qwen2.5-VL-3B": LanguageShape(2048, 36, 16, 2, 128, 11008, 151936, tied=True),
+    "Qwen2.5-VL-7B": LanguageShape(3584, 28, 28, 4, 128, 18944, 152064),
+    "Qwen2.5-VL-32B": LanguageShape(5120, 64, 40, 8, 128, 27648, 152064),
+    "Qwen2.5-VL-72B": LanguageShape(8192, 80, 64, 8, 128, 29568, 152064),
+    "Qwen3-VL-8B": LanguageShape(4096, 36, 32, 8, 128, 12288, 151936),
+    "Qwen3.5-9B": LanguageShape(
+        4096, 32, 16, 4, 256, 12288, 248320, gated_query=True, linear=LinearAttention(24, 16, 32, 128, 128, 4)
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How many there are: of the tower, the language model with its embeddings and head, and low-rank adapters.
+    """Numbers of weights: of the tower, the language model with its embeddings and head, and low-rank adapters.
 
     ``layer``: of one decoder layer. ``head``: of the output head, also where it is the embedding. ``merger``: of the
     tower's, those of the part "merger". ``linear``: of the language model's linear layers, the largest of which has
@@ -46,10 +49,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """One model. ``query_key_norms``: queries and keys are normalised by head (Qwen3). ``positions``: most it reads.
-
-    ``counter``: counts what its layers keep; None: formulas say it.
-    """
+    """One model. ``query_key_norms``: queries and keys are normalized by head (Qwen3). ``positions``: its longest."""
 
     name: str
     language: LanguageShape
@@ -57,7 +57,6 @@ class ModelShape:
     weights: Weights
     query_key_norms: bool = False
     positions: int | None = None
-    counter: ActivationCounter | None = field(default=None, compare=False, repr=False)
 
 
 def shape_of(config: Any, settings: ModelSettings) -> ModelShape:
@@ -69,31 +68,14 @@ def shape_of(config: Any, settings: ModelSettings) -> ModelShape:
     from vlm_pg.models.registry import family_of
 
     family = family_of(config)
-    text = config.get_text_config()
-    heads, kv_heads, head_dim = family.head_shape(config)
-    kinds = family.layer_kinds(config)
-    linear = kinds.count("linear_attention")
-    language = LanguageShape(
-        hidden=text.hidden_size,
-        layers=text.num_hidden_layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=_active_intermediate(text),
-        vocab=text.vocab_size,
-        tied=bool(config.tie_word_embeddings),
-        gated_query=family.linear_attention,
-        linear=_linear(text, linear) if linear else None,
+    return ModelShape(
+        config.model_type,
+        LanguageShape.of(family, config),
+        TowerShape.of(family, config),
+        _count_weights(config, family, settings.lora),
+        family.model_type.startswith("qwen3"),
+        getattr(config.get_text_config(), "max_position_embeddings", None),
     )
-    norms = family.model_type.startswith("qwen3")
-    tower = _tower(family.pixels(config), config.vision_config) if family.reads_media else None
-    positions = getattr(text, "max_position_embeddings", None)
-    return ModelShape(config.model_type, language, tower, _counted(config, family, settings.lora), norms, positions)
-
-
-def counted_shape_of(config: Any, settings: ModelSettings) -> ModelShape:
-    """As ``shape_of``; activations are counted on the model's own code when they are asked for, which takes seconds."""
-    return replace(shape_of(config, settings), counter=ActivationCounter(config, settings))
 
 
 def published_config(name: str) -> Any:
@@ -127,64 +109,40 @@ def published_config(name: str) -> Any:
     )
 
 
-def _active_intermediate(text: Any) -> int:
-    """Width of what one token goes through: of a mixture its chosen experts and the shared one."""
-    if not getattr(text, "num_experts_per_tok", None):
-        return int(text.intermediate_size)
-    shared = getattr(text, "shared_expert_intermediate_size", 0) or 0
-    return int(text.num_experts_per_tok * text.moe_intermediate_size + shared)
-
-
-def _linear(text: Any, layers: int) -> LinearAttention:
-    return LinearAttention(
-        layers,
-        text.linear_num_key_heads,
-        text.linear_num_value_heads,
-        text.linear_key_head_dim,
-        text.linear_value_head_dim,
-        text.linear_conv_kernel_dim,
-    )
-
-
-def _tower(pixels: Any, vision: Any) -> TowerShape:
-    # Qwen2-VL calls its width embed_dim, and hidden_size what it gives out.
-    hidden = getattr(vision, "embed_dim", None) or vision.hidden_size
-    inner = getattr(vision, "intermediate_size", None) or int(hidden * vision.mlp_ratio)
-    values = pixels.channels * pixels.temporal_patch_size * pixels.patch_size**2
-    return TowerShape(hidden, vision.depth, inner, values, pixels.patches_per_token)
-
-
-def _counted(config: Any, family: Any, lora: LoraSettings | None) -> Weights:
+def _count_weights(config: Any, family: Any, lora: LoraSettings | None) -> Weights:
     import torch
     import transformers
 
     from vlm_pg.models.lora import adapter_parameters, add_lora
+    from vlm_pg.models.settings import LoraSettings
 
     named = family.model_class
     model_class: Any = getattr(transformers, named) if isinstance(named, str) else named
     with torch.device("meta"):
         model = model_class._from_config(config)
-    language, tower = family.language_model(model), family.vision_tower(model)
-    counts = {
-        name: _number(part) for name, part in (("tower", tower), ("layer", language.layers[0])) if part is not None
-    }
-    total = _number(model)
+    tower = family.vision_tower(model)
+    in_tower, total = _size(tower) if tower is not None else 0, _size(model)
+    layer = _size(family.language_model(model).layers[0])
     merger = sum(p.numel() for name, p in model.named_parameters() if family.part_of(name) == "merger")
     linear = [model.get_submodule(name).weight.numel() for name in family.quantizable_layers(model)]
-    default_adapter = sum(
-        LoraSettings().rank * sum(layer.weight.shape)
-        for layer in map(model.get_submodule, family.adaptable_layers(model))
-    )
+    adaptable = map(model.get_submodule, family.adaptable_layers(model))
+    default_adapter = sum(LoraSettings().rank * sum(module.weight.shape) for module in adaptable)
     if lora is not None:
         with torch.device("meta"):
             add_lora(model, lora)
     adapter = sum(parameter.numel() for parameter in adapter_parameters(model)) if lora is not None else 0
-    in_tower = counts.get("tower", 0)
-    head, largest = model.lm_head.weight.numel(), max(linear, default=0)
     return Weights(
-        in_tower, total - in_tower, adapter, counts["layer"], head, merger, sum(linear), largest, default_adapter
+        in_tower,
+        total - in_tower,
+        adapter,
+        layer,
+        model.lm_head.weight.numel(),
+        merger,
+        sum(linear),
+        max(linear, default=0),
+        default_adapter,
     )
 
 
-def _number(module: Any) -> int:
+def _size(module: Any) -> int:
     return sum(parameter.numel() for parameter in module.parameters())

@@ -26,7 +26,7 @@ from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.timeline import Timeline
 from vlm_pg.observe.trackers import Trackers
-from vlm_pg.plan.check import check_fits
+from vlm_pg.plan.command import check_fits
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder

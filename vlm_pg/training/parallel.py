@@ -61,11 +61,11 @@ class Parallel:
     def balance_work(self) -> None:
         """From now on updates deal rollouts over data ranks by the estimated cost of training on them."""
         if self.engine.ranks.data_size > 1:
-            from vlm_pg.plan.costs import cost_model
-            from vlm_pg.plan.shape import shape_of
+            from vlm_pg.models.memory_sizes import LanguageShape
+            from vlm_pg.plan.flops import cost_model
 
             policy = self.engine.policy
-            self.costs = cost_model(shape_of(policy.model.config, policy.settings), policy.checkpointing)
+            self.costs = cost_model(LanguageShape.of(policy.family, policy.model.config), policy.checkpointing)
 
     def gather_prompts(self, own: Sequence[Prompt]) -> list[Prompt]:
         """The prompts of all sequence ranks, in their order, pixels included."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import DTYPES
 from vlm_pg.models.logits import logits_fault
 from vlm_pg.models.memory_choice import Decision, Need, decide
-from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
+from vlm_pg.models.memory_sizes import LanguageShape, LanguageSizes, TowerShape, TowerSizes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import LoraSettings, Part
 from vlm_pg.models.weights import is_quantized, num_elements
@@ -254,7 +253,7 @@ def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: Rank
         reference: what a KL term measures from; it runs in the same tiles and pieces.
     """
     device = policy.device
-    free = free_bytes(device) - still_to_come(config, policy.model)
+    free = free_bytes(device) - later_allocations(config, policy.model)
     if config.rollout.engine == "in_process" and config.rollout.cuda_graphs:
         free -= most_kept(device)
     free = int(min_over_ranks({"free": float(max(0, free))}, device)["free"])
@@ -265,9 +264,9 @@ def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: Rank
     return decision
 
 
-def still_to_come(config: RunConfig, model: torch.nn.Module) -> int:
-    """Bytes that are not taken yet when the engine is made and will be for the rest of the run: gradients, and the
-    moments that AdamW makes in its first step (DeepSpeed makes them at once); and one chunk of logits."""
+def later_allocations(config: RunConfig, model: torch.nn.Module) -> int:
+    """Bytes allocated after the engine is made and held for the rest of the run: gradients, the moments that AdamW
+    makes in its first step (DeepSpeed makes them at once), and one chunk of logits."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     numbers = sum(parameter.numel() for parameter in trained)
     gradients = sum(parameter.numel() * parameter.element_size() for parameter in trained)
@@ -285,21 +284,22 @@ def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Ne
     prompts = 1  # a frozen tower takes them one by one
     if policy.vision.trains:
         prompts = -(-config.training.prompts_per_step // ranks.data_size)
-    size, language = ranks.sequence_size, LanguageSizes.of(policy.family, model, element)
-    # Where there are fewer key-value heads than sequence ranks each has one of all rows.
-    repeated = max(1, size // policy.family.head_shape(model)[1])
+    size, shape = ranks.sequence_size, LanguageShape.of(policy.family, model)
+    tower = TowerShape.of(policy.family, model)
+    # Where there are fewer key-value heads than sequence ranks each rank has one, of all rows.
+    repeated = max(1, size // shape.kv_heads)
     media_tokens = prompts * config.prompt.max_prompt_tokens
     if policy.vision.trains:
         # Frames are divided, none is cut. A frozen tower also runs for one process alone.
         frame = -(-config.media.max_pixels // policy.pixel_factor**2)
         media_tokens = max(-(-media_tokens // size), min(media_tokens, frame))
     return Need(
-        replace(language, keys=language.keys * repeated),
-        TowerSizes.of(policy.family, model, element),
+        LanguageSizes(shape, element, repeated),
+        TowerSizes(tower, element) if tower else None,
         rows=-(-config.training.micro_batch_tokens // size),
         media_tokens=media_tokens,
         free=free,
-        where=str(policy.device),
+        device=str(policy.device),
     )
 
 

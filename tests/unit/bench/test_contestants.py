@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from vlm_pg.bench import rollout, step
+from scripts.bench.others import CONTESTANTS, BottomRightMask, bottom_right_attention
+from vlm_pg.bench import rollout
 from vlm_pg.bench.case import random_model
-from vlm_pg.bench.step import CONTESTANTS
-from vlm_pg.bench.training.case import TrainingCase, gradient_norm
-from vlm_pg.bench.training.prefix_grouper import BottomRightMask, bottom_right_attention
+from vlm_pg.bench.step_case import TrainingCase, gradient_norm
 from vlm_pg.models import micro_batches
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
@@ -60,7 +59,7 @@ def test_bottom_right_attention_matches_an_explicit_softmax() -> None:
 
 
 def test_every_contestant_is_where_its_entry_says() -> None:
-    entries = [*step.CONTESTANTS.values(), *rollout.CONTESTANTS.values()]
+    entries = [*CONTESTANTS.values(), *rollout.CONTESTANTS.values()]
     assert all(callable(resolve(entry.run)) for entry in entries)
     assert len({entry.run for entry in entries}) == len(entries)
 
@@ -87,6 +86,6 @@ def test_ours_is_the_loop_of_training(policy: Policy, monkeypatch: pytest.Monkey
 
 
 def test_a_contestant_that_is_not_there_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_pg.bench.contestant.find_spec", lambda name: None)
+    monkeypatch.setattr("vlm_pg.bench.runner.find_spec", lambda name: None)
     reason = CONTESTANTS["prefix-grouper-kind"].unavailable_because()
     assert reason is not None and "pip install prefix-grouper" in reason

@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 # In a process of its own: the test process has threads and memory of earlier tests.
 _PROGRAM = """
-from vlm_pg.bench.contestant import CannotRun
+from vlm_pg.bench.runner import CannotRun
 from vlm_pg.bench.memory import give_freed_memory_back, in_child, peak_above_baseline
 
 def refuse():
@@ -66,7 +69,6 @@ in_child(sleep)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere who starts the process ends its group")
 def test_a_child_ends_with_its_parent() -> None:
     parent = subprocess.Popen([sys.executable, "-c", _FORKS], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
@@ -77,3 +79,56 @@ def test_a_child_ends_with_its_parent() -> None:
     except subprocess.TimeoutExpired:
         os.kill(child, signal.SIGKILL)
         pytest.fail("the child went on")
+
+
+PATIENCE_SECONDS = 300.0
+# What stands in for a measurement: it says who it is, and never ends.
+WORKER = """
+from vlm_pg.bench.runner import run_worker
+spec = {"case": "tests.unit.bench.test_memory:Hanging", "contestants": {}, "device": "any", "memory": False}
+run_worker(spec | {"threads": 1, "file": sys.argv[1]}, 3600)
+"""
+
+
+def hang(path: str) -> None:
+    written = Path(f"{path}.part")
+    written.write_text(str(os.getpid()))
+    written.rename(path)
+    time.sleep(3600)
+
+
+class Hanging:
+    @staticmethod
+    def build(spec: dict[str, Any]) -> None:
+        hang(spec["file"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_worker_ends_with_the_process_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    command = [sys.executable, "-c", f"import sys\n{WORKER}", str(path)]
+    with subprocess.Popen(command) as process:
+        try:
+            _wait(lambda: path.exists() or process.poll() is not None)
+            pid = int(path.read_text())
+            assert _lives(pid)
+            process.send_signal(number)
+            assert process.wait(PATIENCE_SECONDS) == -number
+        finally:
+            process.kill()
+    _wait(lambda: not _lives(pid))
+
+
+def _wait(done: Any) -> None:
+    begun = time.monotonic()
+    while not done():
+        assert time.monotonic() - begun < PATIENCE_SECONDS, "it never came to that"
+        time.sleep(0.05)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        # One that has ended may be a zombie for as long as nobody asks for it.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,4 +1,4 @@
-"""What ``vlm-pg bench paper`` counts beside what was measured: a real file of it, measured figures by hand."""
+"""Counts of ``scripts.bench.paper`` beside measured figures: a real file of it, measured figures by hand; the page."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.bench.paper import main as bench_paper
-from vlm_pg.gpu_check.counted import read_counted
-from vlm_pg.gpu_check.measurements import Measurement, paper_commands, whole_step_command
-from vlm_pg.gpu_check.page import render
-from vlm_pg.gpu_check.reading import Reading
+from scripts.bench.gpu_check.counted import read_counted
+from scripts.bench.gpu_check.page import render
+from scripts.bench.gpu_check.reading import Reading
+from scripts.bench.gpu_check.stages import Measurement, paper_commands
+from scripts.bench.paper import main as bench_paper
 
 pytestmark = pytest.mark.usefixtures("thawed")
 
@@ -20,15 +20,15 @@ STEP = {"prefix": 64, "generations": 2, "response": 8}
 ROLLOUT = {"prefix": 64, "generations": 2, "new_tokens": 4, "groups": 1}
 MEASURED = [
     Measurement("step", "small", "64,2,8", ("grouped",)),
-    Measurement("rollout", "small", "64,2,4", ("ours", "transformers-continuous")),
+    Measurement("rollout", "small", "64,2,4", ("ours", "transformers-generate")),
 ]
 
 
 @pytest.fixture(scope="module")
 def paper(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """As the command of the stage counts it."""
+    """Counted by the command of the stage."""
     (command,) = paper_commands(tmp_path_factory.mktemp("paper"), MEASURED, "cpu")
-    assert bench_paper([*command[command.index("paper") + 1 :], "--jobs", "1"]) == 0
+    assert bench_paper(command[command.index("scripts.bench.paper") + 1 :]) == 0
     found: dict[str, Any] = json.loads(Path(command[-1]).read_text())
     return found
 
@@ -52,9 +52,9 @@ def rows_of(reading: Reading) -> dict[str, dict[str, Any]]:
 
 def test_measured_figures_stand_beside_those_that_were_counted(tmp_path: Path, paper: dict[str, Any]) -> None:
     step, ours, _ = paper["entries"]
-    least = step["roofline"]["H100 SXM"]["seconds"]
+    least = step["least"]["H100 SXM"]["seconds"]
     figures = {"median_seconds": 4 * least, "peak_bytes": 2 * step["peak_bytes"]}
-    decoded = ours["middle_roofline"]["H100 SXM"]["seconds"]
+    decoded = ours["decode_step"]["least"]["H100 SXM"]["seconds"]
     generated = {"median_seconds": 1.0, "peak_bytes": None, "decode_seconds_per_token": 3 * decoded}
     reading = read(
         tmp_path, paper, "NVIDIA H100 80GB HBM3",
@@ -66,24 +66,13 @@ def test_measured_figures_stand_beside_those_that_were_counted(tmp_path: Path, p
     assert row["point"] == STEP and row["measured"]["seconds"] == 4 * least
     assert row["times_least"] == pytest.approx(4) and row["peak_share"] == pytest.approx(2)
     assert set(row["counted"]["least"]) == {"A100 80GB SXM", "H100 SXM", "H200", "RTX 4090"}
-    assert row["counted"]["least"]["H100 SXM"] == {"seconds": least, "roof": step["roofline"]["H100 SXM"]["roof"]}
-    assert row["counted"]["peak_bytes"] == step["peak_bytes"] and not row["counted"]["peak_is_least"]
+    assert row["counted"]["least"]["H100 SXM"] == {"seconds": least, "roof": step["least"]["H100 SXM"]["roof"]}
+    assert row["counted"]["peak_bytes"] == step["peak_bytes"]
     # By hand: two operations for each weight and token of the MLPs alone, forward and backward.
     assert row["counted"]["flops"] > 3 * 2 * 4 * 3 * 256 * 704 * (64 + 2 * 7)
     assert rows["ours"]["decode_times_least"] == pytest.approx(3) and rows["ours"]["peak_share"] is None
     (remark,) = reading.remarks
-    assert remark.startswith("not counted: small, rollout (64, 2, 4, 1), transformers-continuous: on a GPU it pads")
-
-
-def test_a_card_that_bench_paper_has_no_roofline_of(tmp_path: Path, paper: dict[str, Any]) -> None:
-    # So that bytes bind, and not launches: of each kind the bytes alone.
-    entry = {**paper["entries"][0], "roofline": {"H200": {"seconds": 1.0, "roof": "bytes", "launch_seconds": 0.5}}}
-    kinds = {"flops": {}, "bytes": {"matmul": 3.9e12, "copy": 7.8e12}, "launches": 2, "waits": {}}
-    found = {**paper, "entries": [{**entry, "counts": kinds}]}
-    files = {"step": measured("step", STEP, "grouped", {"median_seconds": 6.0})}
-    row = rows_of(read(tmp_path, found, "NVIDIA H100 NVL", **files))["grouped"]
-    # 3.9 TB/s: one second and two.
-    assert row["counted"]["least"]["H100 NVL"] == {"seconds": 3.0, "roof": "bytes"} and row["times_least"] == 2.0
+    assert remark.startswith("not counted: small, rollout (64, 2, 4, 1), transformers-generate: its steps are not")
 
 
 @pytest.mark.parametrize("gpu, remark", [(None, None), ("NVIDIA T4", "no published peaks of NVIDIA T4")])
@@ -127,46 +116,15 @@ def test_why_something_was_not_measured(tmp_path: Path, paper: Any) -> None:
     assert rows["ours"]["not_measured"] == "expected to need 99 GiB"
 
 
-@pytest.fixture(scope="module")
-def step_paper(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    command = whole_step_command(tmp_path_factory.mktemp("paper"), "small", ["4,2,5"], "cpu")
-    assert bench_paper([*command[command.index("paper") + 1 :], "--jobs", "1"]) == 0
-    found: dict[str, Any] = json.loads(Path(command[-1]).read_text())
-    return found
-
-
-def test_a_whole_step_stands_beside_what_was_counted_of_its_phases(tmp_path: Path, step_paper: Any) -> None:
-    (entry,) = step_paper["entries"]
-    whole = {"model": "small", "frames": 4, "generations": 2, "new_tokens": 5, "sampled_tokens": 10, "failed": ""}
-    whole |= {"seconds": {"vision": 0.5, "rollout": 2.0, "update": 1.5, "step": 4.0}}
-    whole |= {"peak_bytes": 1000 + 3 * entry["peak_bytes"], "before_bytes": 1000}
-    (row,) = read(tmp_path, step_paper, "NVIDIA H100 80GB HBM3", step=whole).figures["beside"]
-    assert row["times_least"] == pytest.approx(4.0 / entry["roofline"]["H100 SXM"]["seconds"])
-    assert row["peak_share"] == 3
-    assert {name: phase["seconds"] for name, phase in row["phases"].items()} == {
-        "vision": 0.5, "rollout": 2.0, "update": 1.5
-    }  # fmt: skip
-    least = entry["phases"]["update"]["roofline"]["H100 SXM"]["seconds"]
-    assert row["phases"]["update"]["least"]["H100 SXM"]["seconds"] == least
-    # Other settings, and a step that did not fit.
-    other = read(tmp_path, step_paper, None, step=whole | {"frames": 8}).figures["beside"][0]
-    assert other["measured"] is None and other["not_measured"] == "not measured"
-    failed = whole | {"failed": "out of GPU memory", "seconds": {}, "sampled_tokens": None}
-    (row,) = read(tmp_path, step_paper, None, step=failed).figures["beside"]
-    fused = read(tmp_path, step_paper, None, step=whole | {"liger": ["rope"]}).figures["beside"][0]
-    assert fused["measured"] is None and fused["not_measured"].startswith("measured with liger-kernel")
-    assert row["not_measured"] == "out of GPU memory" and row["phases"]["update"]["seconds"] is None
-
-
 def test_files_that_cannot_be_read_are_said_to_be_that(tmp_path: Path) -> None:
     assert read_counted([tmp_path / "none.json"], tmp_path).problem == "it wrote no result"
-    assert read(tmp_path, {"format": 2, "entries": []}, None).problem == "a file has format 2, not 1"
-    (tmp_path / "paper-small.json").write_text('{"format": 1, "settings": {}, "entries": []}')
+    assert read(tmp_path, {"format": 1, "entries": []}, None).problem == "a file has format 1, not 2"
+    (tmp_path / "paper-small.json").write_text('{"format": 2, "settings": {}, "entries": []}')
     two = [tmp_path / "paper-small.json", tmp_path / "none.json"]
     assert read_counted(two, tmp_path).problem == "1 of 2 files can be read"
 
 
-def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any, step_paper: Any) -> None:
+def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any) -> None:
     bench = measured("step", STEP, "grouped", {"median_seconds": 0.5, "peak_bytes": 2**31})
     kernel = {"kernel": "cuda-flash", "heads": [28, 4, 128], "worst": 0.002}
     training = {
@@ -177,13 +135,10 @@ def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any, step_pa
     decoded = {"median_seconds": 0.5, "decode_seconds_per_token": 0.012}
     files = {"step": bench, "rollout": measured("rollout", ROLLOUT, "ours", decoded)}
     counted = read(tmp_path, paper, "NVIDIA H100 80GB HBM3", **files).figures
-    (step,) = read(tmp_path, step_paper, "NVIDIA H100 80GB HBM3").figures["beside"]
-    step["phases"]["update"] |= {"seconds": 4.56, "peak_bytes": 7 * 2**30}
-    counted["beside"].append(step)
     # Numbers that the page is searched for.
     (row,) = (row for row in counted["beside"] if row["contestant"] == "grouped")
     row["times_least"], row["peak_share"], row["counted"]["peak_bytes"] = 3.21, 1.09, 5 * 2**30
-    row["counted"]["least"]["H100 SXM"] = {"seconds": 0.0777, "roof": "launches"}
+    row["counted"]["least"]["H100 SXM"] = {"seconds": 0.0777, "roof": "FLOPs"}
     ours = next(row for row in counted["beside"] if row["contestant"] == "ours")
     ours["counted"]["least_decode"]["H100 SXM"], ours["decode_times_least"] = {"seconds": 0.006, "roof": "bytes"}, 2.0
     named = {
@@ -205,8 +160,8 @@ def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any, step_pa
     page = render(result)
     for words in (
         "vlm_pg on NVIDIA H100", "3 passed", "test_a", "differs", "50.0", "16.00 GiB",
-        "0.078 s, launches", ">3.21<", ">1.09<", ">2.00 GiB<", ">5.00 GiB<", ">4.56<", ">7.00 GiB<",
-        "not counted: on a GPU it pads",
+        "0.078 s, FLOPs", ">3.21<", ">1.09<", ">2.00 GiB<", ">5.00 GiB<",
+        "not counted: its steps are not",
     ):  # fmt: skip
         assert words in page, words
     # Of a decode step 12 ms, and 6 ms at the least.
@@ -215,4 +170,4 @@ def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any, step_pa
     # Where no peaks are known, those of all devices stand there.
     for row in counted["beside"]:
         row["device"] = None
-    assert "H100 SXM 0.078 s, launches<br>" in render(result)
+    assert "H100 SXM 0.078 s, FLOPs<br>" in render(result)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.bench.grid import RolloutPoint
-from vlm_pg.bench.shapes import SIZES
-from vlm_pg.gpu_check.speeds import read_once_bytes, rows
+from scripts.bench.gpu_check.counted import ALL_DEVICES, device_called
+from scripts.bench.gpu_check.page import read_once_bytes, rows
+from vlm_pg.bench.runner import SIZES
+from vlm_pg.bench.work import RolloutPoint
 
 # Qwen2.5-VL-7B's language model, counted by hand. Queries and output 3584 x 3584, keys and values 3584 x 512 each,
 # three of 3584 x 18944 for the MLP; 28 layers; the head.
@@ -52,3 +53,33 @@ def test_decoding_beside_the_least_time() -> None:
     (row,) = rows({"measurement": "rollout", "settings": {"model": "7b"}, "points": [point]}, "NVIDIA H200")
     least = read_once_bytes(SIZES["7b"], RolloutPoint(4096, 8, 512)) / 4.8e12
     assert row["least_decode_seconds"] == least and row["times_least"] == pytest.approx(0.0137 / least)
+
+
+def test_published_peaks_are_dense_ones() -> None:
+    # By NVIDIA's data sheets, in TFLOP/s of bf16 and GB/s; an H100's 1,979 are with sparsity.
+    sheets = {"A100 80GB SXM": (312, 2039), "H100 SXM": (989, 3350), "H200": (989, 4800), "RTX 4090": (165, 1008)}
+    found = {name: (d.flops_per_second[2] // 1e12, d.bytes_per_second / 1e9) for name, d in ALL_DEVICES.items()}
+    assert {name: found[name] for name in sheets} == sheets
+
+
+def test_a_card_is_known_by_the_whole_name_that_its_driver_gives() -> None:
+    names = {
+        "NVIDIA H100 80GB HBM3": "H100 SXM",
+        "NVIDIA H100 PCIe": "H100 PCIe",
+        "NVIDIA H200": "H200",
+        "NVIDIA H200 NVL": "H200 NVL",
+        "NVIDIA A100-SXM4-80GB": "A100 80GB SXM",
+        "A100-SXM4-40GB": "A100 40GB",
+        "NVIDIA GeForce RTX 4090": "RTX 4090",
+    }
+    assert {name: device_called(name) for name in names} == names
+    # Cards with other peaks whose names begin or end alike.
+    others = [
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GH200 480GB",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "NVIDIA",
+        "",
+        None,
+    ]
+    assert [device_called(name) for name in others] == [None] * 5

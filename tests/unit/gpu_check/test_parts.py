@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from scripts.bench.gpu_check import kernels
+from scripts.bench.gpu_check.__main__ import main
+from scripts.bench.gpu_check.grpo_step import measure
+from scripts.bench.gpu_check.machine import install_wheels, installed, missing_words
+from scripts.bench.gpu_check.stages import PLANS, Measurement, as_begun, check, paper_commands
 from vlm_pg.errors import ConfigError
-from vlm_pg.gpu_check import kernels
-from vlm_pg.gpu_check.__main__ import main
-from vlm_pg.gpu_check.grpo_step import measure
-from vlm_pg.gpu_check.measurements import Measurement, paper_commands
-from vlm_pg.gpu_check.packages import install_wheels, installed, missing_words
-from vlm_pg.gpu_check.plans import PLANS
-from vlm_pg.gpu_check.stages import as_begun, check
 
 
 def test_the_check_on_a_gpu_has_both_models_and_all_that_was_asked_for(tmp_path: Path) -> None:
@@ -49,28 +47,26 @@ def test_a_file_that_is_there_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_bench_takes_every_command_of_the_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The parsers, so that a renamed option or contestant is found without a GPU."""
-    from vlm_pg.bench.paper.command import checked, parser
-    from vlm_pg.bench.paper.plan import specifications
+    from scripts.bench.others import StepRun
+    from scripts.bench.paper import parser, specifications
     from vlm_pg.bench.rollout import RolloutRun
-    from vlm_pg.bench.step import StepRun
 
-    of = {"step": StepRun, "rollout": RolloutRun}
     stages = [stage for _, make in PLANS.values() for stage in make(tmp_path, "cuda", "7b")]
     stages += check(tmp_path, "cuda", ("7b", "8b")) + check(tmp_path, "cpu", ("small",))
     parsed, counted = 0, []
     for command in (as_begun(command) for stage in stages for command in stage.commands):
-        if "bench" in command and "paper" in command:
-            words = checked(parser().parse_args(command[command.index("paper") + 1 :]))
-            counted.append(len(list(specifications(words))))
-        elif "bench" in command and command[command.index("bench") + 1] in of:
-            run = of[command[command.index("bench") + 1]]
-            arguments = run.parser().parse_args(command[command.index("bench") + 2 :])
-            # A minute a contestant on the host, while the GPU waits: the stage behind counts the same on all cores.
-            assert len(run.points(arguments)) == 1 and not arguments.counts
-            parsed += 1
+        if "scripts.bench.paper" in command:
+            words = parser().parse_args(command[command.index("scripts.bench.paper") + 1 :])
+            counted.append(len(specifications(words)))
+        elif "scripts.bench.others" in command:
+            arguments = StepRun.parser().parse_args(command[command.index("scripts.bench.others") + 1 :])
+            parsed += len(StepRun.points(arguments))
+        elif "rollout" in command:
+            arguments = RolloutRun.parser().parse_args(command[command.index("rollout") + 1 :])
+            parsed += len(RolloutRun.points(arguments))
     assert parsed == 5 + 6 + 4 + 2
-    # Points times contestants: the three plans, 7b and 8b, small.
-    assert counted == [5 * 4, 6 * 2, 5, 3 + 2, 3 + 2, 3 + 2]
+    # Points times contestants: two plans, 7b and 8b, small.
+    assert counted == [5 * 4, 6 * 2, 3 + 2, 3 + 2, 3 + 2]
 
 
 def test_what_is_measured_is_counted_with_the_same_settings(tmp_path: Path) -> None:
@@ -82,11 +78,11 @@ def test_what_is_measured_is_counted_with_the_same_settings(tmp_path: Path) -> N
     ]
     large, little = (" ".join(command) for command in paper_commands(tmp_path, measured, "cpu"))
     assert large.endswith(
-        "bench paper --models 7b --dtype bf16 --works step rollout --points 4096,8,512 8192,8,512 --rollout-points "
+        "scripts.bench.paper --models 7b --dtype bf16 --points 4096,8,512 8192,8,512 --rollout-points "
         f"4096,8,128 --contestants grouped transformers-batch ours --checkpointing --out {tmp_path}/paper-7b.json"
     )
     assert little.endswith(
-        "bench paper --models small --dtype fp32 --works rollout --rollout-points 64,2,4 --contestants ours "
+        "scripts.bench.paper --models small --dtype fp32 --rollout-points 64,2,4 --contestants ours "
         f"--out {tmp_path}/paper-small.json"
     )
     if find_spec("liger_kernel"):  # which a GPU's policies run on by default
@@ -174,5 +170,5 @@ def test_a_whole_step_trains_on_what_it_sampled() -> None:
 
 
 def test_the_orchestrator_imports_nothing_that_may_lack() -> None:
-    code = "import sys, vlm_pg.gpu_check.__main__; sys.exit(bool({'torch', 'pydantic', 'jinja2'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = "import sys, scripts.bench.gpu_check.__main__; print({'torch', 'pydantic', 'jinja2'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_pg.gpu_check.process import descendants, run_limited
+from scripts.bench.gpu_check.run import descendants, run_limited
 
 # Starts a child in a session of its own and one in its own group, names both, and sleeps.
 PARENT = """

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.gpu_check.reading import (
+from scripts.bench.gpu_check.reading import (
     last_words,
     log_lines,
-    read_bench,
     read_bench_point,
     read_environment,
     read_kernels,
@@ -143,15 +142,8 @@ BENCH = {
 
 def test_others_that_cannot_run_are_remarks_and_ours_must(tmp_path: Path) -> None:
     path = written(tmp_path / "step.json", json.dumps(BENCH))
-    reading = read_bench(path, 3, "grouped")
-    assert reading.problem == "ours failed at (8192, 8, 512): OOM; 2 of 3 points were measured"
-    assert reading.remarks == ["(4096, 8, 512) other: OOM"]
-    assert read_bench(tmp_path / "none.json", 1, "grouped").problem == "it wrote no result"
-
-
-def test_a_point_of_a_file_that_gathers_several(tmp_path: Path) -> None:
-    path = written(tmp_path / "step.json", json.dumps(BENCH))
     first = read_bench_point(path, "4096,8,512", "grouped")
+    assert read_bench_point(tmp_path / "none.json", "1,1,2", "grouped").problem == "it wrote no result"
     assert not first.problem and first.remarks == ["other: OOM"] and len(first.figures["points"]) == 1
     assert read_bench_point(path, "8192,8,512", "grouped").problem == "ours failed: OOM"
     assert read_bench_point(path, "16384,8,64", "grouped").problem == "it was not measured"

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.bench.gpu_check.page import render, write_page
+from scripts.bench.gpu_check.reading import Reading
+from scripts.bench.gpu_check.run import RESERVE_SECONDS, Outcome, Result, Run
+from scripts.bench.gpu_check.stages import Stage
 from vlm_pg.errors import ConfigError
-from vlm_pg.gpu_check.page import render, write_page
-from vlm_pg.gpu_check.reading import Reading
-from vlm_pg.gpu_check.result import Outcome, Result
-from vlm_pg.gpu_check.run import RESERVE_SECONDS, Run
-from vlm_pg.gpu_check.stages import Stage
 
 MACHINE = {
     "system": "Linux", "cores": 2, "memory_gib": 4, "python": "3.11", "gpus": [], "commit": None,

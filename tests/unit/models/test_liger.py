@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from scripts.bench.counting import fake_mode, fake_policy
 from tests.support.tiny import FAMILY_NAMES, tiny_model, tiny_processor
 from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.bench.case import text_prompt
-from vlm_pg.bench.paper.counter import fake_mode
-from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.errors import ModelError
 from vlm_pg.models.layer_globals import layer_global, replaced_globals, set_layer_globals
 from vlm_pg.models.liger import Liger, apply_liger, liger_line, liger_of

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from scripts.bench.counting import count, fake_mode, fake_policy
 from tests.support.groups import tiny_policy
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.bench.case import random_config
-from vlm_pg.bench.paper.counter import count, fake_mode
-from vlm_pg.bench.paper.fake import fake_policy
 from vlm_pg.models.logits import chunk_bytes, judged, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice

@@ -10,16 +10,14 @@ from pydantic import ValidationError
 from tests.support.tiny import tiny_model
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_choice import Need, decide, smallest
-from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
+from vlm_pg.models.memory_sizes import LanguageShape, LanguageSizes, TowerShape, TowerSizes
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 
 # Qwen2.5-VL-7B in bf16.
-LANGUAGE = LanguageSizes(
-    layers=28, attending=28, hidden=3584, intermediate=18944, heads=28, queries=3584, keys=512, element=2
-)
-TOWER = TowerSizes(blocks=32, hidden=1280, intermediate=3420, patches_per_token=4, pixels=1176, out=3584, element=2)
+LANGUAGE = LanguageSizes(LanguageShape(3584, 28, 28, 4, 128, 18944, 152064), element=2)
+TOWER = TowerSizes(TowerShape(32, 1280, 3420, patches_per_token=4, pixels=1176, out=3584), element=2)
 HOUR = 230_000
 
 
@@ -38,7 +36,7 @@ def test_sizes_of_an_hour() -> None:
     assert LANGUAGE.gradient_sums(1) == 2 * LANGUAGE.keys_values(1)
     assert LANGUAGE.attention_results(1) == 28 * (3584 * 2 + 28 * 4)
     everything = MemoryChoice(True, True, 4096, 0)
-    assert LANGUAGE.put_away(HOUR, everything) / GIB == pytest.approx(43 + 43.7 + 12.3 + 24.6, rel=0.01)
+    assert LANGUAGE.offloaded(HOUR, everything) / GIB == pytest.approx(43 + 43.7 + 12.3 + 24.6, rel=0.01)
 
 
 def test_what_fits_stays_as_it_is() -> None:
@@ -99,10 +97,9 @@ def test_pieces_get_smaller_with_memory() -> None:
 def test_sizes_of_every_family(family: str) -> None:
     config = tiny_model(family).config
     known = family_of(config)
-    sizes, tower = LanguageSizes.of(known, config, 4), TowerSizes.of(known, config, 4)
-    assert sizes.hidden == 64 and sizes.element == 4
-    assert sizes.attending == (1 if family.startswith("qwen3_5") else sizes.layers)
-    assert sizes.intermediate == {"qwen3_vl_moe": 64, "qwen3_5_moe": 96}.get(family, 128)
+    shape, tower = LanguageShape.of(known, config), TowerShape.of(known, config)
+    assert shape.hidden == 64 and shape.full_layers == (1 if family.startswith("qwen3_5") else shape.layers)
+    assert shape.intermediate == {"qwen3_vl_moe": 64, "qwen3_5_moe": 96}.get(family, 128)
     if family == "qwen3":
         assert tower is None
     else:

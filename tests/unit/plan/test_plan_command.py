@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import ROOT
 from tests.support.runs import write_config
-from vlm_pg.bench.paper.plan import Model
 from vlm_pg.cli import main
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.errors import ConfigError, ModelError
 from vlm_pg.memory import GIB
-from vlm_pg.plan.check import check_fits, model_shape
-from vlm_pg.plan.command import expected_line
+from vlm_pg.plan.command import check_fits, model_shape, published_shape
 from vlm_pg.plan.memory import plan_memory
-from vlm_pg.plan.setup import setup_of
-from vlm_pg.plan.shape import published_config
+from vlm_pg.plan.setup import Setup, setup_of
+from vlm_pg.plan.shape import PUBLISHED, published_config
+from vlm_pg.plan.time import DEVICES, expected_line, rollout_seconds, update_work
 
 
 @pytest.fixture
@@ -43,22 +43,40 @@ def test_the_plan_of_a_run(run_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "qwen2_5_vl: 8.29 B weights (tower 0.68 B), bf16, ZeRO-3, 8 ranks" in printed
     for phrase in ("layer inputs", "keys and values of one group", "largest prompt that fits: ", "fits: ", "<- most"):
         assert phrase in printed
-    # By what bench paper counts of 768 new tokens and of the update of 767 behind 1,536.
     words = re.search(r"question's rollout \+ update on one GPU, .*; H100 SXM ([\d.]+) s \+ ([\d.]+) ms;", printed)
     assert words and 4 < float(words[1]) < 16 and 600 < float(words[2]) < 1200
 
 
-def test_a_time_that_cannot_be_counted_says_why(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+MEASURED = json.loads((ROOT / "docs/benchmarks/2026-11-28-h100.json").read_text())["figures"]
+# (prefix, responses, tokens of each), seconds on an H100 in bf16: updates with checkpointing; all tokens of a question.
+UPDATES = [one for one in MEASURED if one["figure"] == "update" and one["contestant"] == "grouped"]
+
+
+@pytest.mark.parametrize("figure", UPDATES, ids=lambda figure: figure["point"])
+def test_expected_seconds_of_an_update_are_those_that_were_measured(figure: dict[str, Any]) -> None:
+    prefix, count, length = map(int, figure["point"].split(","))
+    setup = Setup(prefix=prefix, generations=count, response=length - 1, budget=10**9)
+    seconds = update_work(published_shape("Qwen2.5-VL-7B"), setup, fused=False).seconds(DEVICES["H100 SXM"], 2)
+    assert seconds == pytest.approx(figure["seconds"], rel=0.15)
+
+
+@pytest.mark.parametrize("point", ["4096,8,256", "16384,32,256"])
+def test_expected_seconds_of_decoding_are_those_that_were_measured(point: str) -> None:
+    """A step of all rollouts, replayed from its graph: what one more token adds."""
+    (step,) = (f for f in MEASURED if (f["figure"], f["point"], f.get("kernels")) == ("decode step", point, "triton"))
+    prefix, count, length = map(int, point.split(","))
+    shape, device = published_shape("Qwen2.5-VL-7B"), DEVICES["H100 SXM"]
+    setup = Setup(prefix=prefix, generations=count, response=length)
+    two = [rollout_seconds(shape, replace(setup, response=tokens), device) for tokens in (length - 1, length)]
+    assert two[1] - two[0] == pytest.approx(step["seconds"], rel=0.2)
+
+
+def test_no_time_is_said_of_kernels_that_were_not_measured(run_file: Path) -> None:
     config = load_config(run_file)
-    setup = setup_of(config, model_shape(config), 8)
-    monkeypatch.setattr("vlm_pg.bench.paper.contestants.tried", lambda _: {"not_counted": "no such kernel"})
-    assert expected_line(config, setup) == "expected time: not counted: no such kernel"
-    linear = replace(Model.of(config.model.path), linear=True)
-    with monkeypatch.context() as patched:
-        patched.setattr(Model, "of", lambda _: linear)
-        assert expected_line(config, setup).startswith("expected time: not counted: torch's code runs linear-attention")
-    elsewhere = config.model_copy(update={"model": config.model.model_copy(update={"path": "nowhere"})})
-    assert expected_line(elsewhere, setup).startswith("expected time: not counted: The model 'nowhere' is neither")
+    shape = model_shape(config)
+    linear = replace(shape, language=PUBLISHED["Qwen3.5-9B"])
+    words = expected_line(linear, setup_of(config, shape, 8), fused=True)
+    assert words.startswith("expected time: not estimated: linear-attention layers")
 
 
 def test_what_does_not_fit_exits_1_and_says_what_to_change(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.bench.shapes import LanguageShape, LinearAttention
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.memory import GIB
+from vlm_pg.models.memory_sizes import LanguageShape, LinearAttention, TowerShape
 from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.plan.activations import chunk_rows, token_bytes, tower_activations, update_activations
 from vlm_pg.plan.command import TABLE, published_shape
-from vlm_pg.plan.communication import sequence_parallel_bytes
+from vlm_pg.plan.flops import sequence_parallel_bytes
 from vlm_pg.plan.memory import (
     generation_bytes,
     gradient_bytes,
@@ -28,15 +28,14 @@ from vlm_pg.plan.memory import (
 from vlm_pg.plan.report import published_lines, published_setup, size_text, verdict, verdict_lines
 from vlm_pg.plan.search import first_remedy, levers
 from vlm_pg.plan.setup import TEXT_TOKENS, Setup, largest_prompt, video_tokens
-from vlm_pg.plan.shape import ModelShape, TowerShape, Weights, published_config, shape_of
+from vlm_pg.plan.shape import ModelShape, Weights, published_config, shape_of
 from vlm_pg.prompts.settings import PromptSettings
 
 # D 8, two query heads and one key-value head of 4 (W 8, K 4), I 16.
 TEXT = LanguageShape(hidden=8, layers=4, heads=2, kv_heads=1, head_dim=4, intermediate=16, vocab=10)
-TOWER = TowerShape(hidden=6, layers=2, intermediate=12, patch_pixels=24, merge=4)
+TOWER = TowerShape(2, hidden=6, intermediate=12, patches_per_token=4, pixels=24, out=8, gated=True)
 TINY = ModelShape("tiny", TEXT, TOWER, Weights(tower=1000, language=5000, adapter=100, layer=1100, head=80, merger=300))
 SEVEN = published_shape("Qwen2.5-VL-7B")
-FORMULAS = replace(SEVEN, counter=None)
 FP32 = Setup(element=4, checkpointing=False, prefix=100, response=9, generations=2, budget=1000)
 
 
@@ -182,6 +181,16 @@ def test_weights_in_4_bits() -> None:
     assert seven.linear / 1e9 == pytest.approx(6.5, rel=0.01) and seven.largest == 3584 * 18944
 
 
+def test_linear_attention_keeps_more_than_attention_does() -> None:
+    """Of Qwen3.5's four layers three are linear, with fp32 chunks; a recomputed one is of the larger kind."""
+    linear = LinearAttention(3, key_heads=1, value_heads=2, key_dim=4, value_dim=4, conv_width=4)
+    shape = replace(TINY, language=replace(TEXT, linear=linear))
+    full, mixed = token_bytes(TINY, FP32), token_bytes(shape, FP32)
+    kept = full.kept - 4 * (2 * 8 + 2 * 4) - 4 * 2 + 2 * (40 * 4 + 36 * 4 + 1128) + 6 * 8
+    assert mixed.recomputed == kept and mixed.kept == (full.kept + 3 * kept) / 4
+    assert mixed.keys_values == full.keys_values / 4 and mixed.memo == full.memo / 4
+
+
 def test_a_frozen_language_model_keeps_no_inputs_of_its_linear_layers() -> None:
     """fp32: norms keep their input alone, MLPs the gate, its activation and the other half."""
     each, frozen = token_bytes(TINY, FP32), token_bytes(TINY, replace(FP32, train=("merger",)))
@@ -192,7 +201,7 @@ def test_a_frozen_language_model_keeps_no_inputs_of_its_linear_layers() -> None:
 def test_behind_frozen_blocks_the_graph_is_the_mergers() -> None:
     setup = replace(FP32, patches=40, prompts=3, train=("merger", "language"))
     found = tower_activations(TINY, setup)
-    assert found["merger's graph"] == 120 * 6 * (4 + 2 * 4 + 2 * 4)
+    assert found["merger's graph"] == 120 * 6 * 4 * 4
     assert found["visual features"] == 2 * 120 * 8 * 4 / 4 and "tower's graph" not in found
     phases = plan_memory(TINY, setup).phases
     assert "tower's backward" not in phases and "pixels" not in phases["update"]
@@ -200,11 +209,11 @@ def test_behind_frozen_blocks_the_graph_is_the_mergers() -> None:
 
 def test_what_trains_less_saves_memory() -> None:
     setup = Setup(train=PARTS, prefix=16_000, patches=60_000, budget=17_000, response=700, stage=3, ranks=8, prompts=4)
-    options = levers(FORMULAS, setup)["parts to train"]
+    options = levers(SEVEN, setup)["parts to train"]
     assert [option.overrides for option in options] == ["model.train=[merger,language]", "model.train=[language]"]
-    peaks = [plan_memory(FORMULAS, replace(setup, **option.changes)).peak for option in options]
-    assert sorted([plan_memory(FORMULAS, setup).peak, *peaks], reverse=True) == [
-        plan_memory(FORMULAS, setup).peak,
+    peaks = [plan_memory(SEVEN, replace(setup, **option.changes)).peak for option in options]
+    assert sorted([plan_memory(SEVEN, setup).peak, *peaks], reverse=True) == [
+        plan_memory(SEVEN, setup).peak,
         *peaks,
     ]
 
@@ -267,20 +276,20 @@ def test_layer_inputs_and_keys_of_an_hour_on_a_7b() -> None:
 
 
 def test_the_largest_prefix_and_budget_are_the_last_that_fit() -> None:
-    setup = published_setup(FORMULAS, 64, 8)
-    prefix = largest_prefix(FORMULAS, setup, 80)
+    setup = published_setup(SEVEN, 64, 8)
+    prefix = largest_prefix(SEVEN, setup, 80)
     assert prefix > 20_000
 
     def fits(tokens: int) -> bool:
         patches = setup.patches + 4 * (tokens - setup.prefix)
         changed = replace(setup, prefix=tokens, patches=patches, budget=tokens + setup.response)
-        return plan_to_fit(FORMULAS, changed, 80).fits(80)
+        return plan_to_fit(SEVEN, changed, 80).fits(80)
 
     assert fits(prefix) and not fits(prefix + 1)
-    budget = largest_budget(FORMULAS, setup, 80)
+    budget = largest_budget(SEVEN, setup, 80)
     assert budget > setup.budget
-    assert plan_to_fit(FORMULAS, replace(setup, budget=budget), 80).fits(80)
-    assert largest_budget(FORMULAS, replace(setup, stage=0, ranks=1), 80) == 0
+    assert plan_to_fit(SEVEN, replace(setup, budget=budget), 80).fits(80)
+    assert largest_budget(SEVEN, replace(setup, stage=0, ranks=1), 80) == 0
 
 
 def test_what_to_change_first() -> None:
@@ -295,7 +304,7 @@ def test_what_to_change_first() -> None:
 def test_a_7b_on_24_gib_fits_with_an_adapter_beside_4_bits() -> None:
     """Everything was to train: neither setting is enough alone, nor the adapter without 4 bits."""
     setup = Setup(train=PARTS, prefix=8000, patches=30_000, budget=8767, response=767, reference=True)
-    remedy = first_remedy(FORMULAS, setup, 24)
+    remedy = first_remedy(SEVEN, setup, 24)
     assert remedy is not None and remedy.overrides == "model.train=[language] model.lora.quantize=nf4"
     assert not remedy.setup.reference and remedy.setup.train == ("language",)
 
@@ -303,7 +312,7 @@ def test_a_7b_on_24_gib_fits_with_an_adapter_beside_4_bits() -> None:
 def test_what_was_searched_where_nothing_fits() -> None:
     """One process, prompts as short as they can be."""
     setup = Setup(prefix=1, response=1, budget=1, ranks=1)
-    words = verdict(FORMULAS, setup, 0.5)
+    words = verdict(SEVEN, setup, 0.5)
     assert (
         "no combination of ZeRO with and without offload, LoRA and QLoRA makes it fit with prompts of 1 tokens" in words
     )
@@ -333,11 +342,11 @@ def test_what_a_run_does_by_itself_is_counted_where_it_must() -> None:
 def test_sequence_ranks_that_heads_cannot_be_divided_over_are_not_named() -> None:
     """28 query heads: four ranks, not eight."""
     for gpu in (10, 20, 40):
-        remedy = first_remedy(FORMULAS, published_setup(SEVEN, 3600, 64), gpu)
+        remedy = first_remedy(SEVEN, published_setup(SEVEN, 3600, 64), gpu)
         assert remedy is None or remedy.setup.sequence_parallel <= 4
     # 6 value heads and 2 key heads of linear attention beside them: two.
-    linear = replace(FORMULAS.language, linear=LinearAttention(3, 2, 6, 4, 4, 4))
-    for shape, expected in ((FORMULAS, ["SP 2", "SP 4"]), (replace(FORMULAS, language=linear), ["SP 2"])):
+    linear = replace(SEVEN.language, linear=LinearAttention(3, 2, 6, 4, 4, 4))
+    for shape, expected in ((SEVEN, ["SP 2", "SP 4"]), (replace(SEVEN, language=linear), ["SP 2"])):
         assert [option.short for option in levers(shape, Setup(ranks=64))["sequence parallelism"]] == expected
 
 

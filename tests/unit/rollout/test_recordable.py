@@ -11,10 +11,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+from scripts.bench.operations import NO_KERNEL
 from tests.support.fake_cuda import CUDA, GuardedMemory, on_fake_cuda, stored_prompts
 from tests.support.groups import tiny_policy
 from tests.support.tiny import FAMILY_NAMES
-from vlm_pg.bench.paper.cuda_kernels import NO_KERNEL
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout import linear_step, ragged
 from vlm_pg.rollout.cohort import Cohort

@@ -1,0 +1,163 @@
+"""The page of a result: one self-contained HTML file; measured seconds beside the shares of a GPU's peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from scripts.bench.gpu_check.counted import ALL_DEVICES, device_called
+from scripts.bench.gpu_check.run import PAGE, Result
+from scripts.bench.others import CONTESTANTS as STEP_CONTESTANTS
+from vlm_pg.bench.rollout import CONTESTANTS as ROLLOUT_CONTESTANTS
+from vlm_pg.bench.runner import SIZES
+from vlm_pg.bench.work import RolloutPoint, StepPoint, forward_flops, generation_flops
+from vlm_pg.files import write_bytes_atomic
+from vlm_pg.memory import GIB
+from vlm_pg.models.memory_sizes import LanguageShape
+from vlm_pg.observe.report.markup import duration, number, percent, shown
+from vlm_pg.plan.flops import parameter_count
+from vlm_pg.plan.time import Device
+
+# Packages whose versions stand on the page; result.json has all.
+SHOWN = (
+    "torch", "torchvision", "transformers", "triton", "flash-attn", "liger-kernel", "prefix-grouper", "peft",
+    "deepspeed", "accelerate", "av", "qwen-vl-utils", "numpy", "vlm-pg",
+)  # fmt: skip
+
+
+def write_page(result: Result) -> None:
+    """Write ``report.html`` beside the result."""
+    write_bytes_atomic(result.folder / PAGE, render(result.as_json()).encode("utf-8", "backslashreplace"))
+
+
+def render(result: dict[str, Any]) -> str:
+    """The page of what ``result.json`` holds."""
+    template = (Path(__file__).parent / "page.html").read_text("utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=shown
+    )
+    environment.filters |= {"number": number, "duration": duration, "percent": percent, "gib": _gib}
+    stages = result["stages"]
+    figures = {stage["name"]: stage["figures"] for stage in stages}
+    device = figures.get("environment", {}).get("device", {})
+    gpu = device.get("name") or next((one["name"] for one in result["machine"]["gpus"]), None)
+    measured = [row for found in figures.values() for row in rows(found, gpu if result["device"] == "cuda" else None)]
+    return environment.from_string(template).render(
+        result=result,
+        machine=result["machine"],
+        gpu=gpu if result["device"] == "cuda" else None,
+        device=device,
+        versions={name: result["machine"]["packages"].get(name, "not installed") for name in SHOWN},
+        steps=_with_bars(row for row in measured if row["measurement"] == "step"),
+        rollouts=_with_bars(row for row in measured if row["measurement"] == "rollout"),
+        trainings={name: found for name, found in figures.items() if "accuracy_after" in found},
+        kernels=figures.get("kernels", {}).get("checks", []),
+        tests=figures.get("tests", {}),
+        whole_steps=[found["whole_step"] for found in figures.values() if "whole_step" in found],
+        beside=figures.get("counted", {}).get("beside", []),
+        counted=next((stage for stage in stages if stage["name"] == "counted"), None),
+    )
+
+
+def _with_bars(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each row with the width of its bar in percent of the longest of its model and point."""
+    found = list(found)
+    longest: dict[Any, float] = {}
+    for row in found:
+        key = row["model"], row["point"]
+        longest[key] = max(longest.get(key, 0.0), row["seconds"])
+    return [row | {"width": f"{100 * row['seconds'] / longest[row['model'], row['point']]:.1f}"} for row in found]
+
+
+def _gib(num_bytes: float | None) -> str:
+    return "–" if num_bytes is None else f"{num_bytes / GIB:.2f} GiB"
+
+
+BYTES = {"bf16": 2, "fp32": 4}
+# Backward is two forwards for every product of two matrices, those of attention too.
+STEP_FORWARDS = 3
+
+
+def rows(figures: Mapping[str, Any], gpu: str | None) -> list[dict[str, Any]]:
+    """A row for each contestant at each point of a file of ``bench step`` or ``rollout``, as the page shows it."""
+    settings, kind = figures.get("settings") or {}, figures.get("measurement")
+    shape = SIZES.get(settings.get("model", ""))
+    if shape is None or kind not in ("step", "rollout"):
+        return []
+    make = _step_row if kind == "step" else _rollout_row
+    called = device_called(gpu)
+    device = ALL_DEVICES[called] if called else None
+    found = []
+    for point in figures.get("points") or []:
+        for name, entry in point["contestants"].items():
+            row = {
+                "measurement": kind,
+                "model": settings["model"],
+                "contestant": name,
+                "seconds": entry["median_seconds"],
+            }
+            row["peak_bytes"] = entry.get("peak_bytes")
+            found.append(row | make(shape, settings, point, name, entry, device))
+    return found
+
+
+def _step_row(
+    shape: LanguageShape, settings: Mapping[str, Any], point: Mapping[str, Any], name: str, entry: Mapping[str, Any],
+    device: Device | None,
+) -> dict[str, Any]:  # fmt: skip
+    """``flops_share``: model FLOP utilisation: operations over time and peak, without
+    those that checkpointing and flash attention's backward compute again."""
+    prefix, count, response = point["prefix"], point["generations"], point["response"]
+    dtype = settings.get("dtype", "bf16")
+    work = STEP_CONTESTANTS[name].work(
+        prefix, StepPoint(prefix, count, response, settings.get("ragged", False)).lengths
+    )
+    flops = STEP_FORWARDS * forward_flops(shape, work)
+    gain = entry.get("grouped_gain", {})
+    bound = gain.get("bounds", {})
+    return {
+        "point": f"{prefix:,}, {count}, {response:,}",
+        "tflops": flops / entry["median_seconds"] / 1e12,
+        "flops_share": None
+        if device is None
+        else flops / entry["median_seconds"] / device.flops_per_second[BYTES[dtype]],
+        "ours_faster": gain.get("speedup"),
+        "bound_tokens": bound.get("tokens"),
+        "bound_flops": bound.get("flops"),
+        "share_of_token_bound": gain["speedup"] / bound["tokens"] if gain and bound.get("tokens") else None,
+    }
+
+
+def _rollout_row(
+    shape: LanguageShape, settings: Mapping[str, Any], point: Mapping[str, Any], name: str, entry: Mapping[str, Any],
+    device: Device | None,
+) -> dict[str, Any]:  # fmt: skip
+    where = RolloutPoint(point["prefix"], point["generations"], point["new_tokens"], point["groups"])
+    work = ROLLOUT_CONTESTANTS[name].work(where)
+    decode = entry["decode_seconds_per_token"]
+    least = None
+    if device is not None:
+        least = read_once_bytes(shape, where, settings.get("dtype", "bf16")) / device.bytes_per_second
+    gain = entry.get("ours_gain", {})
+    return {
+        "point": f"{where.prefix:,}, {where.generations}, {where.new_tokens:,}, {where.groups}",
+        "tflops": generation_flops(shape, work) / entry["median_seconds"] / 1e12,
+        "tokens_per_second": entry["tokens_per_second"],
+        "first_token_seconds": entry["first_token_seconds"],
+        "decode_seconds": decode,
+        "least_decode_seconds": least,
+        "times_least": None if least is None else decode / least,
+        "ours_faster": gain.get("throughput"),
+        "bound_flops": gain.get("bounds", {}).get("flops"),
+    }
+
+
+def read_once_bytes(shape: LanguageShape, point: RolloutPoint, dtype: str = "bf16") -> float:
+    """What a decoded token of all responses must read, in the middle of decoding: all weights but the table of
+    input embeddings, of which few rows are, and the keys and values of each prompt once and of each response."""
+    weights = parameter_count(shape) - (0 if shape.tied else shape.vocab * shape.hidden)
+    tokens = point.groups * (point.prefix + point.generations * point.new_tokens / 2)
+    return BYTES[dtype] * (weights + tokens * 2 * shape.full_layers * shape.key_width)

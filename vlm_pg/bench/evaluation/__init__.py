@@ -1,1 +1,0 @@
-"""``vlm-pg bench eval``: answering questions on videos, as the measuring process does it."""

@@ -1,1 +1,0 @@
-"""``vlm-pg bench rollout``: generating G responses per prompt, as the measuring process does it."""
