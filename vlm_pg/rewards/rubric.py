@@ -1,4 +1,4 @@
-"""The rubric: which checker reads an answer, and how the parts add up."""
+"""The rubric: the checker of each answer kind, and the sum of reward parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vlm_pg.types import AnswerKind, Sample
 
 Checker = Callable[[str, Sample, RewardSettings], Verdict]
 
-# Checked in this process. "mathematics" is not among them: it may hang, and is checked in the pool.
+# Run in this process. "mathematics" may hang, and runs in the pool.
 CHECKERS: dict[AnswerKind, Checker] = {
     "multiple_choice": check_multiple_choice,
     "multiple_select": check_multiple_select,
@@ -41,18 +41,18 @@ CHECKERS: dict[AnswerKind, Checker] = {
 
 @dataclass(frozen=True)
 class ReadAnswer:
-    """The answer of one response as a checker gets it.
+    """The answer of one response, for a checker.
 
-    ``text`` is empty where there is nothing to read; ``fault`` then says why, and makes the answer wrong. The checker
-    runs all the same: whether a reward has a value must depend on the sample only, or the valued rollouts of a group
-    would be a biased choice.
+    ``text`` is empty where there is no answer; ``fault`` is the reason, and makes the answer wrong. The checker runs
+    nevertheless: whether a reward has a value must depend on the sample only, or the valued rollouts of a group would
+    be a biased selection.
     """
 
     text: str
     fault: str = ""
 
     def judged(self, verdict: Verdict) -> Verdict:
-        """The checker's verdict, unless there was nothing to read."""
+        """The checker's verdict, or 0 with the fault."""
         return Verdict(0.0, self.fault) if self.fault and verdict.value is not None else verdict
 
 

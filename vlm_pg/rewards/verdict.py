@@ -1,4 +1,4 @@
-"""What an answer checker returns."""
+"""The result of an answer checker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """Accuracy in [0, 1], or None when it has no value because the gold answer cannot be used; and why.
+    """Accuracy in [0, 1], or None where the gold answer cannot be used; and the reason.
 
     Verdict(1.0)
     Verdict(None, "gold answer 'unknown' has no number")
