@@ -7,13 +7,14 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import vlm_pg
 from vlm_pg.errors import EXIT_RANK_LOST, RankLost, VlmPgError
 
 DEFAULT_RUN = "runs/embedded"
+_Add = Callable[[str, str], argparse.ArgumentParser]
 EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 
 _EPILOG = """\
@@ -129,12 +130,11 @@ def _is_override(word: str) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="vlm-pg",
         description="GRPO for Qwen-VL on images and long video, with the visual prefix encoded once per group.",
         epilog=_EPILOG,
-        formatter_class=raw,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"vlm-pg {vlm_pg.__version__}")
     parser.set_defaults(default_run=DEFAULT_RUN)
@@ -145,19 +145,21 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=name)
         return command
 
-    def add_overrides(command: argparse.ArgumentParser, whose: str = "file") -> None:
-        command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=f"settings that override the {whose}'s")
-
-    def add_rest(command: argparse.ArgumentParser, text: str) -> None:
-        command.add_argument("rest", metavar="...", nargs=argparse.REMAINDER, help=text)
-
     train = add("train", "train with a config file")
     train.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
-    add_overrides(train)
+    _add_overrides(train)
 
+    _add_data(add)
+    _add_results(add)
+    _add_measurements(add)
+    add("doctor", "check what this machine offers, and say what to do about what is missing")
+    return parser
+
+
+def _add_data(add: _Add) -> None:
     prepare = add("prepare", "turn a raw data set into prepared records; alone: list the data sets")
     prepare.add_argument("name", metavar="NAME", nargs="?", help="data set; without it they are listed")
-    add_rest(
+    _add_rest(
         prepare,
         "its own arguments, which NAME --help lists; and --check CONFIG: look at what was prepared as vlm-pg check "
         "does, reports in OUT/check",
@@ -168,21 +170,23 @@ def _parser() -> argparse.ArgumentParser:
         "data", metavar="DATA", nargs="?", help="a file or folder of records (default: the configuration's own sets)"
     )
     check.add_argument("config", metavar="CONFIG", help="YAML file, under which records are checked")
-    add_overrides(check)
+    _add_overrides(check)
     check.add_argument("--decode", action="store_true", help="decode all that is shown of media, into the cache if any")
     check.add_argument(
         "--out", metavar="FOLDER", type=Path, help="where check.json, check.html, refused.jsonl, warned.jsonl go"
     )
 
+
+def _add_results(add: _Add) -> None:
     evaluate = add("eval", "measure rollout accuracy of a checkpoint or model")
-    evaluate.epilog, evaluate.formatter_class = _EVAL_EPILOG, raw
+    evaluate.epilog, evaluate.formatter_class = _EVAL_EPILOG, argparse.RawDescriptionHelpFormatter
     evaluate.add_argument(
         "target",
         metavar="CHECKPOINT",
         nargs="?",
         help=f"checkpoint, run folder or model folder (default: {DEFAULT_RUN})",
     )
-    add_overrides(evaluate, "config")
+    _add_overrides(evaluate, "config")
     evaluate.add_argument(
         "--config", type=Path, help="YAML file (default: config.yaml of the run that CHECKPOINT belongs to)"
     )
@@ -233,6 +237,8 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", metavar="FOLDER", type=Path, nargs="+", default=[], help="evaluations of the run's other checkpoints"
     )
 
+
+def _add_measurements(add: _Add) -> None:
     bench = add("bench", "measure what sharing the prefix saves")
     bench.add_argument(
         "measurement",
@@ -240,11 +246,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=["step", "rollout"],
         help="step: measure one group's forward and backward; rollout: measure generation",
     )
-    add_rest(bench, "its own arguments; NAME --help lists them")
+    _add_rest(bench, "its own arguments; NAME --help lists them")
 
     verify = add("verify", "compare shared with repeated computation on your own model and questions")
     verify.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
-    add_overrides(verify)
+    _add_overrides(verify)
     verify.add_argument("--questions", type=_count, default=2, metavar="N", help="questions to compare on (default: 2)")
     verify.add_argument(
         "--response-tokens", type=_count, default=64, metavar="R", help="longest response, in tokens (default: 64)"
@@ -254,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "config", metavar="CONFIG", nargs="?", help="YAML file; without it, a table of Qwen2.5-VL's four sizes"
     )
-    add_overrides(plan)
+    _add_overrides(plan)
     plan.add_argument("--gpu", type=_gib, default=80.0, metavar="GIB", help="memory of a GPU, in GiB (default: 80)")
     plan.add_argument("--gpus", type=_count, default=None, metavar="N", help="GPUs of the run (default: 8; torch: 1)")
 
@@ -267,11 +273,16 @@ def _parser() -> argparse.ArgumentParser:
         "damaged; prune: throw out what was not used for longest",
     )
     cache.add_argument("target", metavar="CONFIG|FOLDER", type=Path, help="fill: a YAML file; else the cache's folder")
-    add_overrides(cache)
+    _add_overrides(cache)
     cache.add_argument("--max-gb", type=float, metavar="GIB", help="of prune: what may stay")
 
-    add("doctor", "check what this machine offers, and say what to do about what is missing")
-    return parser
+
+def _add_overrides(command: argparse.ArgumentParser, whose: str = "file") -> None:
+    command.add_argument("overrides", metavar="KEY=VALUE", nargs="*", help=f"settings that override the {whose}'s")
+
+
+def _add_rest(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument("rest", metavar="...", nargs=argparse.REMAINDER, help=text)
 
 
 def _gib(text: str) -> float:

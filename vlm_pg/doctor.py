@@ -1,4 +1,4 @@
-"""``vlm-pg doctor``: what this machine offers, and what to do about what is missing."""
+"""``vlm-pg doctor``: checks of this machine, with a remedy for what is missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS: dict[Status, str] = {"ok": "ok     ", "note": "note   ", "missing": "MIS
 
 _PACKAGE = "vlm-pg"
 _PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-# Checked by importing them.
+# Checked by an import.
 _DECODERS = ("av", "decord")
 _TRACKER = "Optional, for observe.trackers=[{0}]: pip install {1}."
 _OPTIONAL = {
@@ -38,7 +38,7 @@ _OPTIONAL = {
     "mlflow-skinny": _TRACKER.format("mlflow", "mlflow-skinny sqlalchemy alembic"),
     "flash-attn": "Optional, for the vision tower on a GPU: pip install flash-attn. torch's own serves else.",
 }
-# The whole of what the first is the part for clients.
+# The client package and the complete one.
 _ALSO_AS = {"mlflow-skinny": "mlflow"}
 
 
@@ -108,7 +108,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _required() -> list[Requirement]:
-    """What the installed package, or the checkout that runs without being installed, says it needs; in its order."""
+    """Requirements of the installed package, or of a checkout that is not installed."""
     try:
         lines = importlib.metadata.requires(_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
@@ -122,7 +122,7 @@ def _required() -> list[Requirement]:
 
 
 def _decoders() -> Iterator[Finding]:
-    """PyAV reads every video; decord only where media.decoder asks for it."""
+    """PyAV is required; decord only for media.decoder=decord."""
     wanted: tuple[tuple[str, str, Status, str], ...] = (
         ("PyAV", "av", "missing", "It reads every video."),
         ("decord", "decord", "note", "It is only needed for media.decoder=decord."),

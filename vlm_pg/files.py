@@ -1,4 +1,4 @@
-"""Writing files so that a killed process leaves the old file or the new one, never half of one; lines of JSON."""
+"""Atomic writes, so that a killed process leaves the old file or the new one; lines of JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Self
 
 from vlm_pg.errors import VlmPgError
 
-# What people or machines do to files while a program runs; everything else is a fault of the program.
+# Errors from outside the program, with advice; any other is a bug.
 _ADVICE = {
     errno.ENOSPC: "Make room on that disk",
     errno.EDQUOT: "Make room in that quota",
@@ -32,18 +32,16 @@ _ADVICE = {
     errno.EMFILE: "Raise the limit on open files",
     errno.ENFILE: "Raise the limit on open files",
 }
-
-
 # Outside the run's own folder these are bugs, a missing program for example.
 _OWN_ONLY = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 @contextmanager
 def file_errors_explained(run: Path | None = None) -> Iterator[None]:
-    """Turn what the system says of files inside into a VlmPgError that names the file.
+    """Turn operating system errors on files into a VlmPgError that names the file.
 
     Args:
-        run: folder of the run that is trained, if one is: its files may also vanish.
+        run: folder of the running training, whose files may also vanish.
 
     Raises:
         VlmPgError: a full disk, missing permission, a file of the run that vanished, and the like.
@@ -71,10 +69,10 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 @contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file beside ``path`` to write into, which takes its place when the block ends, and is gone if the block raises.
+    """A temporary file beside ``path`` that replaces it at the end of the block, and is removed if the block raises.
 
     Args:
-        durable: it survives a power cut, too; costs a wait for the disk.
+        durable: survives a power cut; waits for the disk.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -94,7 +92,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_bytes_atomic(path: Path, data: bytes, durable: bool = True) -> None:
-    """``data`` in the place of ``path``, as ``replacing``."""
+    """Replace the content of ``path``, as ``replacing`` does."""
     with replacing(path, durable) as file:
         file.write(data)
 
@@ -120,7 +118,7 @@ def write_json_atomic(path: Path, value: Any) -> None:
 
 
 def json_line(value: Any, indent: int | None = None) -> bytes:
-    """``value`` as JSON in UTF-8 with a closing newline; a lone surrogate stays an escape, which JSON allows."""
+    """``value`` as JSON in UTF-8 with a newline; a lone surrogate stays an escape, which JSON allows."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
     return text.encode("utf-8", "backslashreplace")
 
@@ -143,7 +141,7 @@ class LineFile:
 
     def close(self) -> None:
         """Close the file; writing afterwards is an error."""
-        with suppress(OSError):  # what could not be written has been told of
+        with suppress(OSError):  # reported when it was written
             self._file.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Functions of the user's own, found by name: rewards, losses, advantage estimators."""
+"""User-defined functions, loaded by name: rewards, losses, advantage estimators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlm_pg.errors import ConfigError
 
 
 def load_function(name: str, setting: str) -> Callable[..., Any]:
-    """The function that "path/to/file.py:function" or "package.module:function" names.
+    """Load "path/to/file.py:function" or "package.module:function".
 
     Args:
         setting: dotted key of the setting that names it, for messages.
@@ -50,7 +50,7 @@ def _file_module(path: str, setting: str) -> ModuleType:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise ConfigError(f"{setting} names the file '{path}', which does not exist. Correct the path.")
-    # One module per file and process, under a name that no other module has.
+    # One module per file and process, under a unique name.
     name = f"vlm_pg_file_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def imported_at_once() -> Iterator[None]:
-    """Around the imports of a command: none of what they make is garbage.
+    """Pause the garbage collector during a command's imports, and freeze the imported objects afterwards.
 
-    Libraries make hundreds of thousands of objects, among which the collector would look again and again, a sixth of
-    what a start takes. It pauses here, and later collections leave out what is there at the end. Without effect once
-    torch is imported: then this is no process of a command's own. Where torch is still to come nothing is left out: it
-    would be little, and a count, which leaves out all for a while where nothing is left out yet, takes many times as
-    long beside libraries.
+    Libraries create hundreds of thousands of objects; scanning them takes a sixth of the start. No effect if torch is
+    imported already, since this process is then not a command's own. Nothing is frozen if torch is still to come: it
+    would be little, and ``bench paper`` freezes everything itself during its counts.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
@@ -28,6 +26,6 @@ def imported_at_once() -> Iterator[None]:
     finally:
         if "torch" in sys.modules:
             gc.freeze()
-            # What is still frozen at the end of the interpreter counts as leaked, which some libraries report.
+            # Objects still frozen at exit count as leaked, which some libraries report.
             atexit.register(gc.unfreeze)
         gc.enable()

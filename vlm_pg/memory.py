@@ -1,4 +1,4 @@
-"""How much memory there is, and what tensors take of it. Known without torch, too, on a machine that lacks it."""
+"""Sizes of memory and tensors; usable without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GIB = 2**30
 
 
 def tensor_bytes(*tensors: torch.Tensor | None) -> int:
-    """What the values of all of them take together."""
+    """Total size of their values."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
@@ -37,23 +37,23 @@ def free_bytes(device: torch.device) -> int:
         import torch
 
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds without using it is free for us too.
+        # Memory that torch has reserved and does not use is free too.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return free_host_bytes() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def free_host_bytes() -> int:
-    """Memory of the machine that this process's container can still take.
+    """Memory that this process's container can still take.
 
     Raises:
-        OSError: the system does not say; only Linux does.
+        OSError: not on Linux.
     """
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        # Pages of files that were read lately are given back when memory is asked for.
+        # The page cache is reclaimable.
         stat = Path("/sys/fs/cgroup/memory.stat").read_text().split()
         used -= int(stat[stat.index("inactive_file") + 1])
     except (OSError, ValueError):  # no cgroup, or "max"

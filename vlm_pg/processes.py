@@ -1,4 +1,4 @@
-"""Worker processes that may be killed at any moment and never outlive their parent: what every kind of them shares."""
+"""Shared by all kinds of worker processes: they may be killed at any moment, and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, Any
 PARENT_CHECK_MS = 1000
 # Numeric libraries read these at start-up, torch too.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# The environment of a process that computes with one thread, and of one that does so without a GPU.
+# Environment of a process with one compute thread, with and without GPUs.
 ONE_THREAD: Mapping[str, str] = dict.fromkeys(_THREADS, "1")
 ONE_THREAD_NO_GPU: Mapping[str, str] = {"CUDA_VISIBLE_DEVICES": "", **ONE_THREAD}
 
@@ -28,8 +28,7 @@ def start_interpreter(
 ) -> subprocess.Popen[bytes]:
     """A fresh interpreter that calls ``function`` ("package.module:function") of JSON values.
 
-    It imports what the function's module imports, and never the user's main script. ``environment`` adds to ours,
-    ``options`` are those of Popen.
+    It never imports the user's main script. ``environment`` extends this process's, ``options`` are those of Popen.
     """
     module, _, name = function.partition(":")
     code = (
@@ -41,15 +40,15 @@ def start_interpreter(
 
 
 def resolve(name: str) -> Any:
-    """What "package.module:name" names. Only names written in this package arrive here."""
+    """The object that "package.module:name" names; only for names written in this package."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def outlive_signals() -> None:
-    """Let what ends a whole job (Ctrl-C, SIGTERM, SIGHUP) go by: the parent finishes its step and ends its workers.
+    """Ignore signals that end a whole job (Ctrl-C, SIGTERM, SIGHUP): the parent finishes its step and ends its workers.
 
-    A program that the worker starts can be ended by SIGTERM all the same: it inherits SIG_IGN, but no handler.
+    SIGTERM still ends a program that the worker starts: it inherits SIG_IGN, but no handler.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -58,10 +57,10 @@ def outlive_signals() -> None:
 
 
 def end_with_parent(connection: Connection, parent_pid: int) -> None:
-    """End this process at once when the parent is gone; runs in a thread of the worker.
+    """End this process as soon as the parent is gone; runs in a thread of the worker.
 
     The parent is gone when its end of ``connection`` hangs up, or when this process gets another parent. A worker that
-    leads a process group ends with all of it.
+    leads a process group kills the group.
     """
     poll = select.poll()
     poll.register(connection, 0)  # hang-up and error are always reported
@@ -73,21 +72,21 @@ def end_with_parent(connection: Connection, parent_pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process group that ``pid`` leads, the leader included; those that left it live on."""
-    with suppress(ProcessLookupError, PermissionError):  # gone, or (macOS) nothing but a zombie is left of it
+    """Kill the process group that ``pid`` leads, the leader included."""
+    with suppress(ProcessLookupError, PermissionError):  # gone, or (macOS) only a zombie
         os.killpg(pid, signal.SIGKILL)
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended. Until it is waited for, nobody else gets its number, which is that of its group."""
+    """Whether a child has ended; its id, and its group's, stays reserved until it is waited for."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody else has waited for it
+    except ChildProcessError:  # already waited for
         return True
 
 
 def ended_by_alarm() -> str:
-    """What ``how_it_ended`` says of a process that its own alarm has ended."""
+    """``how_it_ended`` of a process that its own alarm ended."""
     return how_it_ended(-signal.SIGALRM)
 
 

@@ -11,6 +11,6 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     def impossible(self) -> list[str]:
-        """Settings of this section that are fine alone and cannot be trained with together; one sentence each, with
-        the way out. A whole run's configuration is refused for them, a section that is built alone is not."""
+        """Impossible combinations within this section, one message each. They are refused in a run's configuration,
+        not in a section that is built alone."""
         return []

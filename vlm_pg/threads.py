@@ -1,4 +1,4 @@
-"""How many threads torch computes with, and whether they get the processor cores they need."""
+"""Number of torch threads, and whether they get the cores they need."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
 _TASKS = Path("/proc/self/task")
-# Above this share of their time, threads that wait for each other at every operation make a step several times slower.
+# Above this share of waiting, threads that synchronize at every operation make a step several times slower.
 WAITING_SHARE = 0.25
 
 
 def use_threads(wanted: int | None) -> None:
-    """Let torch compute with ``wanted`` threads.
+    """Set torch's number of threads.
 
-    By default with as many as it chooses, which is one a core; but no more than a container may use at a time, because
-    those beyond wait for each other at every operation. ``OMP_NUM_THREADS`` goes before the container's limit.
+    The default is torch's own, one per core, but no more than the container's limit, because further threads only
+    wait for each other. ``OMP_NUM_THREADS`` takes precedence over that limit.
     """
     import torch
 
@@ -33,7 +33,7 @@ def usable_cores() -> int:
 
 
 def allowed_cores(folder: Path = _CGROUP) -> float | None:
-    """How many cores' time the control group of this process may use (Linux, versions 1 and 2); None: no limit."""
+    """Limit of this process's control group, in cores (Linux, versions 1 and 2); None: no limit."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -47,13 +47,13 @@ def allowed_cores(folder: Path = _CGROUP) -> float | None:
 
 
 class CoreWatch:
-    """Says for what share of their time this process's threads were ready to run and waited for a core."""
+    """Measures the share of time in which this process's threads were ready to run and waited for a core."""
 
     def __init__(self) -> None:
         self._before = _seconds()
 
     def waiting_share(self) -> float | None:
-        """Of the time since the last call; None where the kernel does not say (``schedstat`` of Linux)."""
+        """Since the last call; None without Linux's ``schedstat``."""
         before, self._before = self._before, _seconds()
         since = [
             (ran - before.get(thread, (0, 0))[0], waited - before.get(thread, (0, 0))[1])
@@ -64,7 +64,7 @@ class CoreWatch:
 
 
 def waiting_warning(share: float | None, threads: int) -> str | None:
-    """What to say of a step in which threads waited; None if it is nothing to speak of, or nothing can be done."""
+    """A warning about a step in which threads waited; None if that is negligible, or cannot be changed."""
     if share is None or share < WAITING_SHARE or threads == 1:
         return None
     return (
@@ -76,7 +76,7 @@ def waiting_warning(share: float | None, threads: int) -> str | None:
 
 
 def _seconds() -> dict[str, tuple[int, int]]:
-    """Nanoseconds that each thread ran, and that it waited for a core (sched-stats in the kernel's documentation)."""
+    """Nanoseconds that each thread ran, and waited for a core (sched-stats in the kernel's documentation)."""
     found: dict[str, tuple[int, int]] = {}
     for file in _TASKS.glob("*/schedstat"):
         try:

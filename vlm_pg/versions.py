@@ -1,4 +1,4 @@
-"""What is installed of that which decides about results."""
+"""Versions of the packages that determine results."""
 
 from __future__ import annotations
 

@@ -39,6 +39,17 @@ GOLD: dict[AnswerKind, str] = {
 # More kinds of gold answers that mathematics compares in different ways.
 MATHEMATICS_GOLD = ("5", r"\frac{\sqrt{3}}{2}", "x^2+2x+1", r"\{1, 2, 3\}", "(3, 4]", "y = 2x + 1", "x < 3", "2^{100}")
 
+# Words between spaces.
+WRAPS = r"{} ${}$ \boxed{{{}}} \text{{{}}} \operatorname{{{}}}(1) x_{{{}}} \left({}\right)"
+PIECES = r"$ \$ = x=1, 1< \pm1 \cdot9 /2 +x % & \begin{ ^"
+OPERATORS = r"int_0^1 sum_{n=1}^{10^9} prod_{n=1}^{10^9} lim_{x\to0} iint oint log_2 det"
+COMMANDS = r"\frac \sqrt \pi \infty \sin \log \cdot \text \le \cup \pm \circ"
+FORMS = r"""
+{}! {}!! ({}!)! 2^{{{}}} {}^{{{}}} \sqrt[{}]{{2}} \binom{{{}}}{{7}} (x+y+z)^{{{}}} x^{{{}}}=1 x^{{{}}}<1 \gcd({},7)
+\sin({}) \log_{{{}}}7 7\mod{{{}}} e^{{{}}} 1.0000001^{{{}}} {}e{} 10^{{-{}}} \frac{{1}}{{{}}} \sqrt{{{}}}
+\begin{{pmatrix}}1&2\\3&4\end{{pmatrix}}^{{{}}}
+"""
+
 
 def code_answers(canary: Path) -> Iterator[str]:
     """Texts that make the file ``canary`` if anything evaluates them."""
@@ -58,15 +69,7 @@ def code_answers(canary: Path) -> Iterator[str]:
         f"`touch {canary}`",
         f"Integer(5) if {touch} else 5",
     ):
-        for wrap in (
-            "{}",
-            "${}$",
-            "\\boxed{{{}}}",
-            "\\text{{{}}}",
-            "\\operatorname{{{}}}(1)",
-            "x_{{{}}}",
-            "\\left({}\\right)",
-        ):
+        for wrap in WRAPS.split():
             yield wrap.format(code)
     for command in ("write18", "input", "def", "csname", "openout", "newcommand", "loop", "let"):
         for count in (1, 100):
@@ -93,81 +96,16 @@ def built_answers() -> Iterator[str]:
     for length in LENGTHS:
         for piece in (
             *("9", "1,", "1 ", "9.", "1e9", "½", "٣", "𝟗", "\x00", "\u202e", "é", "\ud7ff", "ﷺ", " ", "\n", "\t", "\\"),
-            *(
-                "a",
-                "A ",
-                "B. ",
-                "Option A ",
-                "yes no ",
-                "1:",
-                "12:34 ",
-                "0.5-",
-                "[1,2,3,4]",
-                "(1,2),",
-                "the answer is ",
-            ),
-            *(
-                "$",
-                "\\$",
-                "=",
-                "x=1,",
-                "1<",
-                "\\le ",
-                "\\pm 1",
-                "\\cdot 9",
-                "/2",
-                "+x",
-                "%",
-                "&",
-                "\\\\",
-                "\\begin{",
-                "^",
-            ),
+            *("a", "A ", "B. ", "Option A ", "yes no ", "1:", "12:34 ", "0.5-", "[1,2,3,4]", "(1,2),"),
+            *("the answer is ", "\\le ", "\\\\", *PIECES.split()),
         ):
             yield piece * length
             yield piece * length + "!"
     for count in (1, 2, 3, 6):
-        for operator in (
-            "int_0^1",
-            "sum_{n=1}^{10^9}",
-            "prod_{n=1}^{10^9}",
-            "lim_{x \\to 0}",
-            "iint",
-            "oint",
-            "log_2",
-            "det",
-        ):
+        for operator in OPERATORS.split():
             yield f"\\{operator} " * count + "x^x" + " dx" * count
     for number in (10, 1000, 10**6, 10**9, 10**18, 10**60, 10**400):
-        for form in (
-            *(
-                "{}!",
-                "{}!!",
-                "({}!)!",
-                "2^{{{}}}",
-                "{}^{{{}}}",
-                "\\sqrt[{}]{{2}}",
-                "\\binom{{{}}}{{7}}",
-                "(x+y+z)^{{{}}}",
-            ),
-            *(
-                "\\sin({})",
-                "\\log_{{{}}} 7",
-                "7 \\mod {}",
-                "e^{{{}}}",
-                "1.0000001^{{{}}}",
-                "{}e{}",
-                "10^{{-{}}}",
-                "\\frac{{1}}{{{}}}",
-            ),
-            *(
-                "\\sqrt{{{}}}",
-                "\\gcd({}, 7)",
-                "\\begin{{pmatrix}}1&2\\\\3&4\\end{{pmatrix}}^{{{}}}",
-                "x^{{{}}}=1",
-                "x^{{{}}}<1",
-            ),
-        ):
+        for form in FORMS.split():
             yield form.format(number, number)
     for size in (2, 6, 10, 30, 1000):
         yield "\\begin{pmatrix}" + "\\\\".join(["&".join(["1"] * size)] * size) + "\\end{pmatrix}"
@@ -182,47 +120,7 @@ def built_answers() -> Iterator[str]:
 def random_answers(count: int) -> Iterator[str]:
     """Random strings of the grammar itself, which find what no list does."""
     choose = random.Random(0)
-    tokens = (
-        *(
-            "1",
-            "9",
-            "x",
-            "y",
-            "+",
-            "-",
-            "*",
-            "/",
-            "^",
-            "_",
-            "(",
-            ")",
-            "{",
-            "}",
-            "[",
-            "]",
-            ",",
-            "=",
-            "<",
-            "!",
-            "|",
-            "%",
-            ".",
-        ),
-        *(
-            "\\frac",
-            "\\sqrt",
-            "\\pi",
-            "\\infty",
-            "\\sin",
-            "\\log",
-            "\\cdot",
-            "\\text",
-            "\\le",
-            "\\cup",
-            "\\pm",
-            "\\circ",
-        ),
-    )
+    tokens = [*"19xy+-*/^_(){}[],=<!|%.", *COMMANDS.split()]
     for _ in range(count):
         yield " ".join(choose.choices(tokens, k=choose.randrange(2, 60)))
 

@@ -149,3 +149,55 @@ def test_no_string_of_a_server_ends_in_a_traceback_or_shows_the_key(
     server.models = {"data": [{"id": f"tiny-{KEY}\x1b"}, {"id": "\ud800"}]}
     ended = train_here(config, f"run.dir={config.parent / 'other'}", "rollout.server.model=other")
     assert ended.code == 2 and "It lists: tiny-[key]" in ended.printed and KEY not in ended.printed
+
+
+def run_of_single_questions(server: OddServer, folder: Path, **sections: Any) -> Path:
+    """Without retries a request is a question."""
+    settings = {"url": server.url, "retries": 0, "wait_seconds": 0.0, "max_divergence": None}
+    rollout = {"engine": "server", "num_generations": 4, "max_new_tokens": 16, "server": settings}
+    training = {"prompts_per_step": 1, "checkpoint_every": 0}
+    return short_run(folder, rollout=rollout, training=training, **sections)
+
+
+def unfit(reply: Reply) -> None:
+    reply.value["choices"][0] |= {"token_ids": []}
+
+
+def all_alike(reply: Reply) -> None:
+    """A group without spread."""
+    first = reply.value["choices"][0]
+    reply.value["choices"] = [first | {"index": index} for index in range(len(reply.value["choices"]))]
+
+
+def test_a_step_of_one_question_goes_without_it(server: OddServer, tmp_path: Path) -> None:
+    config = run_of_single_questions(server, tmp_path)
+    server.next_reply = lambda number: unfit if number == 1 else None
+    ended = train_here(config)
+    assert ended.code == 0, ended.printed
+    assert "step 2: no question could be used, so there was no update" in ended.printed
+    run = config.parent / "run"
+    assert [line["groups"] for line in read_lines(run / "metrics.jsonl")] == [1, 0, 1]
+    (fault,) = read_lines(run / "bad_samples.jsonl")
+    assert fault["reason"] == "server_answer" and server.url in fault["message"]
+
+
+def test_a_round_that_replaces_one_question_goes_without_it(server: OddServer, tmp_path: Path) -> None:
+    config = run_of_single_questions(server, tmp_path, algorithm={"resample_rounds": 1})
+    server.next_reply = lambda number: {0: all_alike, 1: unfit}.get(number)
+    ended = train_here(config)
+    assert ended.code == 0, ended.printed
+    run = config.parent / "run"
+    assert len(read_lines(run / "bad_samples.jsonl")) == 1
+    lines = read_lines(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    # The first step asked two: one had no spread, the one in its place no answer. No other step lacked its question.
+    assert [line["questions"] for line in lines] == [1] * STEPS
+    assert [line["resampled_groups"] for line in lines] == [0] * STEPS
+    assert [line["unfilled_groups"] for line in lines] == [1] + [0] * (STEPS - 1)
+
+
+def test_too_large_a_share_of_such_questions_ends_the_run(server: OddServer, tmp_path: Path) -> None:
+    config = run_of_single_questions(server, tmp_path, data={"max_bad_share": 0.4, "min_seen_for_bad_share": 2})
+    server.next_reply = lambda number: unfit if number == 1 else None
+    ended = train_here(config)
+    assert ended.code == 2 and "1 of 2 samples could not be used (server_answer: 1)" in ended.printed

@@ -59,7 +59,16 @@ class OddServer:
         # Every response ever sampled: (question, token ids).
         self.log: set[tuple[str, tuple[int, ...]]] = set()
         self.sampled = self.requests = 0
+        # Authorization of every request; how many times /models is answered with 503.
+        self.keys: list[str | None] = []
+        self.away_gets = 0
         self._lock = threading.Lock()
+        self._port = 0
+        self.start()
+        self.url = f"http://127.0.0.1:{self._port}/v1"
+
+    def start(self) -> None:
+        """Listen, at the port of before."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -69,11 +78,15 @@ class OddServer:
                 if outer.schema is not None and self.path == "/openapi.json":
                     outer.send(self, outer.schema)
                     return
-                known = self.path == "/v1/models"
-                outer.send(self, Reply(outer.models if known else {}, {}, 200 if known else 404))
+                status = 404
+                if self.path == "/v1/models":
+                    status = 503 if outer.away_gets else 200
+                    outer.away_gets = max(0, outer.away_gets - 1)
+                outer.send(self, Reply(outer.models if status == 200 else {}, {}, status))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.keys.append(self.headers["Authorization"])
                 outer.send(self, outer.reply(body))
 
             def log_message(self, format: str, *args: Any) -> None:
@@ -87,8 +100,8 @@ class OddServer:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 pass  # the client has left a connection that drips
 
-        self._httpd = Quiet(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._httpd.server_address[1]}/v1"
+        self._httpd = Quiet(("127.0.0.1", self._port), Handler)
+        self._port = self._httpd.server_address[1]
         threading.Thread(target=self._httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def stop(self) -> None:

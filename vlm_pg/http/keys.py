@@ -1,7 +1,7 @@
-"""A key: read from the environment, and taken out of what people get to see, however a server has written it.
+"""API keys: read from the environment, and masked in texts, whatever escapes a server has written them with.
 
-No text takes more time than its length: a character is matched in one way or not at all (atomic groups), and runs of
-backslashes are shortened first.
+Matching takes linear time: a character matches in one way only (atomic groups), and runs of backslashes are shortened
+first.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from itertools import groupby
 
 from vlm_pg.errors import ConfigError
 
-# Where servers' keys usually are. Many servers need none.
+# The usual variable. Many servers need no key.
 USUAL_VARIABLE = "OPENAI_API_KEY"
 HIDDEN = "[key]"
-# Shorter ones ("EMPTY", "token") are no secret, and words that a model may use.
+# Shorter keys ("EMPTY", "token") are no secret, and words that a model may use.
 SECRET_CHARACTERS = 16
-# Where a text was cut within the key, what begins like it is hidden with all that follows up to the next space.
+# Of a key that was cut off, so much must be left for it to be masked, up to the next space.
 BEGINNING_CHARACTERS = 8
-# JSON within JSON, five times over, has as many before a quote. More say nothing more.
+# JSON nested five times has as many before a quote.
 LONGEST_RUN = 32
 
 
 def read_key(section: str, variable: str) -> str | None:
-    """The key in the environment variable that ``section`` names, without space around; None if the usual one is empty.
+    """The key in an environment variable, stripped; None if the usual variable is empty.
 
     Raises:
-        ConfigError: another variable that is not set, or a key that no header can hold; it is not shown.
+        ConfigError: another variable that is not set, or a key that no header can hold, which is not shown.
     """
     key = os.environ.get(variable, "").strip()
     if not key:
@@ -48,9 +48,9 @@ def read_key(section: str, variable: str) -> str | None:
 
 
 def without_key(text: str, key: str | None) -> str:
-    """``text`` with the key replaced: as it is, behind backslashes, or in the escapes of JSON, URLs and HTML.
+    """``text`` with the key masked: plain, behind backslashes, or in the escapes of JSON, URLs and HTML.
 
-    Where a key was set, longer runs of backslashes than ``LONGEST_RUN`` are shortened to that.
+    With a key, runs of backslashes are shortened to ``LONGEST_RUN``.
     """
     if not key:
         return text
@@ -61,7 +61,7 @@ def without_key(text: str, key: str | None) -> str:
 
 
 def holds_key(text: str, key: str | None) -> bool:
-    """Whether a text, which must stay as it is, repeats the key."""
+    """Whether a text that must not be changed repeats the key."""
     return key is not None and len(key) >= SECRET_CHARACTERS and key in text
 
 
@@ -70,7 +70,7 @@ _LONG_RUN = re.compile(rf"\\{{{LONGEST_RUN + 1},}}")
 
 @lru_cache(maxsize=8)
 def _spellings(key: str) -> tuple[re.Pattern[str], ...]:
-    """Two: a character of the key that also begins an escape ("%", "u" behind a backslash) is read as either."""
+    """Two patterns: a character that also begins an escape ("%", "u" after a backslash) is matched as either."""
     return tuple(_pattern(key, own_first) for own_first in (True, False))
 
 
@@ -80,12 +80,12 @@ def _pattern(key: str, own_first: bool) -> re.Pattern[str]:
 
 
 def _forms(key: str, own_first: bool) -> str:
-    """Of all characters in order; backslashes and spaces in a row are taken together, for their runs vary in length."""
+    """Pattern of all characters in order; runs of backslashes and spaces vary in length, and match together."""
     forms, behind_backslash = [], False
     for character, run in groupby(key):
         count = len(list(run))
         escapes = "|".join(_escapes(character, "*" if behind_backslash else "+"))
-        # Of hexadecimal digits either case; of the key's own letters only theirs.
+        # Hexadecimal digits in either case; the key's own letters as they are.
         escaped = f"(?i:{escapes})"
         if character == "\\":
             parts = [rf"\\{{{min(count, LONGEST_RUN)},}}", f"(?:{escaped}){{{count}}}"]
@@ -94,7 +94,7 @@ def _forms(key: str, own_first: bool) -> str:
             parts, repeat = [r"\s+", rf"(?:\\+ |\+|{escaped}){{{count}}}"], 1
         else:
             parts, repeat = [rf"\\*{re.escape(character)}", escaped], count
-        # "%25" may be a percent sign or its escape, and what follows tells.
+        # "%25" may be a percent sign or its escape: backtracking decides.
         group = "?:" if character == "%" else "?>"
         forms += [f"({group}{'|'.join(parts if own_first else reversed(parts))})"] * repeat
         behind_backslash = character == "\\"

@@ -1,7 +1,7 @@
-"""Where errors of decoders become faults of the file: one boundary around every call into a decoder.
+"""The boundary around every call into a decoder, where its errors become faults of the file.
 
-Whatever a decoder raises on a file is that file's fault, errors included that its authors did not think of. What our
-own code raises outside of the boundary is a bug and stays one.
+Whatever a decoder raises on a file is that file's fault, unforeseen errors included. What our own code raises outside
+of the boundary is a bug.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TRACE_LIMIT = 4000
 class DecodeFailure(Exception):
     """A file could not be read.
 
-    ``stage``: "open" or "decode". ``trace``: the traceback of an error that was not expected of the decoder, else "".
+    ``stage``: "open" or "decode". ``trace``: the traceback of an unexpected error, else "".
     """
 
     def __init__(self, stage: Stage, message: str, trace: str = ""):
@@ -33,12 +33,12 @@ class DecodeFailure(Exception):
 def reading(
     stage: Stage, expected: tuple[type[BaseException], ...], words: Callable[[BaseException], str] = str
 ) -> Iterator[None]:
-    """Turns what is raised inside into DecodeFailure.
+    """Turn exceptions into DecodeFailure.
 
     Args:
         stage: what is being done to the file.
-        expected: errors that say in words what is wrong with the file; of all others the traceback is kept.
-        words: what an expected error says.
+        expected: errors with a useful message; others keep their traceback.
+        words: the message of an expected error.
 
     Raises:
         DecodeFailure: for every error but our own refusals and
@@ -55,5 +55,5 @@ def reading(
 
 
 def trace_of(error: BaseException) -> str:
-    """The end of the traceback, which is nearest to the fault."""
+    """The end of the traceback."""
     return "".join(traceback.format_exception(error))[-TRACE_LIMIT:]

@@ -19,7 +19,7 @@ from vlm_pg.types import Prompt
 
 @dataclass(frozen=True)
 class Asking:
-    """How the questions of a set are asked, where that is not as the others': see ``SourcePool``."""
+    """Media settings, builder and check of a set with prompts of its own: see ``SourcePool``."""
 
     media: MediaSettings
     builder: PromptBuilder
@@ -27,15 +27,15 @@ class Asking:
 
 
 class SourcePool(AbstractContextManager["SourcePool"]):
-    """Makes prompt sources and owns the decoding processes behind them; a context manager.
+    """Makes prompt sources and owns their decoding processes; a context manager.
 
     Args:
         builder: makes prompts of decoded media.
-        data: where the media of a record file lie, and whether remote ones are allowed.
+        data: media roots, and whether remote media are allowed.
         media: frames, sizes, limits, workers.
         factor: patch size times merge size of the vision tower, in pixels.
-        check: raises SampleError for a prompt that the model cannot answer.
-        pool: of ``decoding_pool(media, kept)``, if it was started before; it is closed with this.
+        check: raises SampleError for a prompt that the model does not support.
+        pool: of ``decoding_pool(media, kept)``, if already started; closed with this.
         kept: the cache of frames, if any.
     """
 
@@ -86,14 +86,14 @@ class SourcePool(AbstractContextManager["SourcePool"]):
 
     @property
     def is_starting(self) -> bool:
-        """Whether decoding processes have been started and cannot decode yet."""
+        """Whether decoding processes have been started and none is ready."""
         return self._pool is not None and self._pool.is_starting
 
     def wait_until_ready(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait for decoding processes that have been started, and do what the first file would wait for.
+        """Wait for started decoding processes, and import what the first file needs.
 
         Raises:
-            InterruptedError: ``should_stop`` said so; it is asked several times a second.
+            InterruptedError: after ``should_stop``, which is polled.
         """
         if self._pool is not None and self._pool.is_started:
             import_decoding()

@@ -12,18 +12,18 @@ from vlm_pg.rewards.settings import RewardSettings
 
 @dataclass(frozen=True)
 class ReadAnswer:
-    """The answer of one response as a checker gets it.
+    """The answer of one response, for a checker.
 
-    ``text`` is empty where there is nothing to read; ``fault`` then says why, and makes the answer wrong. The checker
-    runs all the same: whether a reward has a value must depend on the sample only, or the valued rollouts of a group
-    would be a biased choice.
+    ``text`` is empty where there is no answer; ``fault`` is the reason, and makes the answer wrong. The checker runs
+    nevertheless: whether a reward has a value must depend on the sample only, or the valued rollouts of a group would
+    be a biased selection.
     """
 
     text: str
     fault: str = ""
 
     def judged(self, verdict: Verdict) -> Verdict:
-        """The checker's verdict, unless there was nothing to read."""
+        """The checker's verdict, or 0 with the fault."""
         return Verdict(0.0, self.fault) if self.fault and verdict.value is not None else verdict
 
 

@@ -6,9 +6,8 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import torch
 
 from tests.support.groups import tiny_policy
+from tests.support.odd_server import OddServer, Reply
 from tests.unit.rollout.test_server_misbehaviours import recorded_or_raised
 from vlm_pg.distributed import ALONE
 from vlm_pg.errors import ConfigError, SampleError, ServerError
@@ -42,11 +42,10 @@ ROOT = Path(__file__).parents[3]
 GENERATIONS = 4
 
 
-class FakeServer:
+class FakeServer(OddServer):
     """Answers "a0", "a1", ... in the order of choices. Attributes say how it behaves; ``asked`` holds the requests."""
 
     def __init__(self) -> None:
-        self.models: Any = {"object": "list", "data": [{"id": "tiny", "owned_by": "vllm"}]}
         self.honours_n = True
         self.texts: Callable[[int], str] = lambda index: f"a{index}"
         self.finish_reason = "stop"
@@ -54,61 +53,17 @@ class FakeServer:
         self.status = 503
         self.delay_seconds = 0.0
         self.prompt_tokens: int | None = None
-        self.away_gets = 0
-        self.loads_by_name = False
         self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self._lock = threading.Lock()
-        self._httpd: ThreadingHTTPServer | None = None
-        self.port = 0
-        self.start()
+        super().__init__(exact=False)
+        self.models: Any = {"object": "list", "data": [{"id": "tiny", "owned_by": "vllm"}]}
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+    def load_by_name(self) -> None:
+        """Be ``transformers serve``."""
+        self.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
 
-    def start(self) -> None:
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._reply(*outer.page(self.path))
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.keys.append(self.headers["Authorization"])
-                self._reply(*outer.answer(body))
-
-            def _reply(self, status: int, value: Any) -> None:
-                data = (value if isinstance(value, str) else json.dumps(value)).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._httpd = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
-        self._httpd.daemon_threads = True
-        self.port = self._httpd.server_address[1]
-        threading.Thread(target=self._httpd.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def stop(self) -> None:
-        if self._httpd is not None:
-            self._httpd.shutdown()
-            self._httpd.server_close()
-            self._httpd = None
-
-    def page(self, path: str) -> tuple[int, Any]:
-        if path == "/v1/models" and self.away_gets:
-            self.away_gets -= 1
-            return 503, {"error": "loading"}
-        if path == "/v1/models":
-            return 200, self.models
-        if path == "/openapi.json" and self.loads_by_name:
-            return 200, {"paths": {"/load_model": {}, "/v1/chat/completions": {}}}
-        return 404, {"error": "no such page"}
+    def reply(self, body: dict[str, Any]) -> Reply:
+        status, value = self.answer(body)
+        return Reply(value, body, status)
 
     def answer(self, body: dict[str, Any]) -> tuple[int, Any]:
         with self._lock:
@@ -117,27 +72,23 @@ class FakeServer:
                 self.fail_first -= 1
                 return self.status, {"error": {"message": "out of  memory"}}
         time.sleep(self.delay_seconds)
-        count = body.get("n", 1) if self.honours_n else 1
         choices = [
             {
                 "index": i,
                 "finish_reason": self.finish_reason,
                 "message": {"role": "assistant", "content": self.texts(i)},
             }
-            for i in range(count)
+            for i in range(body.get("n", 1) if self.honours_n else 1)
         ]
         usage = {} if self.prompt_tokens is None else {"prompt_tokens": self.prompt_tokens}
         return 200, {"choices": choices, "usage": usage}
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
-    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.01)
+def server(servers: list[OddServer], monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.1)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    server = FakeServer()
-    yield server
-    server.stop()
+    servers.append(FakeServer())
+    return servers[0]  # type: ignore[return-value]
 
 
 @lru_cache(maxsize=1)
@@ -249,19 +200,24 @@ def test_failures_are_retried(server: FakeServer) -> None:
     assert len(server.asked) == 2 and server.asked[0] == server.asked[1]
 
 
-def test_a_server_that_keeps_failing_stops_the_run_in_its_own_words(server: FakeServer) -> None:
-    engine = make_engine(server)
-    server.fail_first = 99
-    with pytest.raises(ServerError, match=r"failed 2 times .* status 503: .*out of memory"):
+@pytest.mark.parametrize(
+    ("behaviour", "requests", "message"),
+    [
+        ({"fail_first": 99}, 2, r"failed 2 times .* status 503: .*out of memory"),
+        ({"fail_first": 99, "status": 422}, 1, r"refused POST .* status 422: .*out of memory"),
+        ({"finish_reason": "abort"}, 2, r"failed 2 times at POST /chat/completions.*abort"),
+        ({"delay_seconds": 3.0}, 2, r"ReadTimeout.*rollout\.server\.timeout_seconds \(0\.2 now\)"),
+    ],
+)
+def test_what_stops_the_run_is_told_in_the_servers_words(
+    server: FakeServer, behaviour: dict[str, Any], requests: int, message: str
+) -> None:
+    engine = make_engine(server, timeout_seconds=0.2 if "delay_seconds" in behaviour else 600.0)
+    for name, value in behaviour.items():
+        setattr(server, name, value)
+    with pytest.raises(ServerError, match=message):
         engine.generate(questions()[0][:1], 1)
-
-
-def test_a_refusal_is_not_retried_and_shows_the_servers_words(server: FakeServer) -> None:
-    engine = make_engine(server)
-    server.fail_first, server.status = 99, 422
-    with pytest.raises(ServerError, match=r"refused POST .* status 422: .*out of memory"):
-        engine.generate(questions()[0][:1], 1)
-    assert len(server.asked) == 1
+    assert len(server.asked) == requests
 
 
 def test_an_absence_costs_no_retry(server: FakeServer) -> None:
@@ -286,22 +242,6 @@ def test_a_request_that_always_takes_the_server_down_is_given_up(server: FakeSer
     assert len(server.asked) > 1
 
 
-def test_a_request_that_was_dropped_is_sent_again(server: FakeServer) -> None:
-    engine = make_engine(server)
-    server.finish_reason = "abort"
-    with pytest.raises(ServerError, match=r"failed 2 times at POST /chat/completions.*abort"):
-        engine.generate(questions()[0][:1], 1)
-    assert len(server.asked) == 2
-
-
-def test_a_slow_server_runs_into_the_time_limit(server: FakeServer) -> None:
-    engine = make_engine(server, timeout_seconds=0.2)
-    server.delay_seconds = 3.0
-    with pytest.raises(ServerError, match=r"ReadTimeout.*rollout\.server\.timeout_seconds \(0\.2 now\)"):
-        engine.generate(questions()[0][:1], 1)
-    assert len(server.asked) == 2
-
-
 def test_a_dead_server_stops_the_run_and_says_how_to_go_on(server: FakeServer) -> None:
     told: list[str] = []
     engine = make_engine(server, told, wait_seconds=1.0)
@@ -320,46 +260,36 @@ def test_a_server_that_comes_back_is_waited_for(server: FakeServer) -> None:
     assert sum("answers again" in line for line in told) == 1
 
 
-def test_a_stop_request_is_heard_while_waiting(server: FakeServer) -> None:
-    asked_to_stop = threading.Event()
-    engine = make_engine(server, should_stop=asked_to_stop.is_set)
-    server.delay_seconds = 30.0
-    threading.Timer(0.3, asked_to_stop.set).start()
-    with pytest.raises(InterruptedError):
-        engine.generate(questions()[0][:1], 1)
-
-
-def test_a_stop_request_is_heard_while_the_server_is_away(server: FakeServer) -> None:
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_stop_request_is_heard_while_waiting(server: FakeServer, is_away: bool) -> None:
     asked_to_stop = threading.Event()
     engine = make_engine(server, should_stop=asked_to_stop.is_set, wait_seconds=1000.0)
-    server.stop()
+    server.delay_seconds = 30.0
+    if is_away:
+        server.stop()
     threading.Timer(0.3, asked_to_stop.set).start()
     with pytest.raises(InterruptedError):
         engine.generate(questions()[0][:1], 1)
 
 
 @pytest.mark.parametrize(
-    "models,message",
+    ("models", "settings", "message"),
     [
-        ("<html>hello</html>", r"no JSON object.*hello.*base URL"),
-        ({"object": "list"}, "lists no model"),
-        ({"data": []}, "lists no model"),
+        ("<html>hello</html>", {}, r"no JSON object.*hello.*base URL"),
+        ({"object": "list"}, {}, "lists no model"),
+        ({"data": []}, {}, "lists no model"),
+        (None, {"url": ""}, r"status 404\. rollout\.server\.url must be the base URL"),
+        (None, {"model": "large"}, r"'large', which the server does not serve\. It lists: tiny"),
     ],
 )
-def test_what_is_no_model_server_is_refused_at_once(server: FakeServer, models: Any, message: str) -> None:
-    server.models = models
+def test_what_serves_no_such_model_is_refused_at_once(
+    server: FakeServer, models: Any, settings: dict[str, Any], message: str
+) -> None:
+    server.models = server.models if models is None else models
+    if "url" in settings:
+        settings = {"url": server.url.removesuffix("/v1")}
     with pytest.raises(ServerError, match=message):
-        make_engine(server)
-
-
-def test_a_wrong_address_is_refused_at_once(server: FakeServer) -> None:
-    with pytest.raises(ServerError, match=r"status 404\. rollout\.server\.url must be the base URL"):
-        make_engine(server, url=server.url.removesuffix("/v1"))
-
-
-def test_another_model_is_refused_at_once(server: FakeServer) -> None:
-    with pytest.raises(ServerError, match=r"'large', which the server does not serve\. It lists: tiny"):
-        make_engine(server, model="large")
+        make_engine(server, **settings)
 
 
 @pytest.mark.parametrize("owner,at_once", [("someone", False), ("vllm", True)])
@@ -454,7 +384,7 @@ def test_a_turn_is_ruled_out_as_media_tokens_are(server: FakeServer, owner: str)
 def test_a_turn_is_ruled_out_at_transformers_serve(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    server.loads_by_name = True
+    server.load_by_name()
     monkeypatch.setattr(policy().model, "name_or_path", str(ROOT / "assets" / "tiny-qwen2_5-vl"))
     make_engine(server, home=tmp_path).generate(questions()[0][:1], 1)
     suppressed = json.loads(server.asked[0]["generation_config"])["suppress_tokens"]
@@ -508,7 +438,7 @@ def test_the_lag_of_weights_nobody_knows_is_not_reported(server: FakeServer) -> 
 def test_weights_that_were_trained_since_the_last_checkpoint_lag(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    server.loads_by_name = True
+    server.load_by_name()
     checkpoint = ROOT / "assets" / "tiny-qwen2_5-vl"
     monkeypatch.setattr(policy().model, "name_or_path", str(checkpoint))
     engine = make_engine(server, home=tmp_path)

@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import time
 import tracemalloc
-from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -23,20 +22,6 @@ from vlm_pg.http.client import BoundedBody, UnreadableResponse, retry_after_seco
 from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.engine import ASKED_AGAIN, ServerEngine
 from vlm_pg.rollout.server.generator import MOST_IN_A_ROW, UNUSABLE
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-
-@pytest.fixture
-def servers() -> Iterator[list[OddServer]]:
-    made: list[OddServer] = []
-    yield made
-    for server in made:
-        server.stop()
 
 
 class Chunks(httpx2.AsyncByteStream):

@@ -6,7 +6,6 @@ The table is generated (``tests/support/misbehaviours.py``); the usual tests hol
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from vlm_pg.errors import ServerError
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.engine import ASKED_AGAIN, ServerEngine
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
@@ -38,11 +36,9 @@ ENDLESS = ("a drip", "too late")
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Retry-After says."""
     monkeypatch.setattr("vlm_pg.http.client.LONGEST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.01)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 @lru_cache(maxsize=1)
@@ -58,14 +54,6 @@ def questions() -> tuple[tuple[Prompt, ...], ChatMessages, dict[str, str]]:
     messages = ChatMessages(policy(), samples)
     texts = {name: builder.question_text(sample) for name, sample in samples.items()}
     return tuple(builder.build(sample, ()) for sample in samples.values()), messages, texts
-
-
-@pytest.fixture
-def servers() -> Iterator[list[OddServer]]:
-    made: list[OddServer] = []
-    yield made
-    for server in made:
-        server.stop()
 
 
 def begin(servers: list[OddServer], exact: bool, told: list[str] | None = None, **settings: Any) -> ServerEngine:

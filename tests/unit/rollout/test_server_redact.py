@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from html import escape
 from urllib.parse import quote
 
@@ -17,20 +16,6 @@ from vlm_pg.rollout.server.dialects import ServerInfo
 from vlm_pg.rollout.server.generator import UNUSABLE, query_server
 
 KEY = "p\"a's\\s/w&or<d 1"
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-
-@pytest.fixture
-def servers() -> Iterator[list[OddServer]]:
-    made: list[OddServer] = []
-    yield made
-    for server in made:
-        server.stop()
 
 
 SPELLINGS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,6 @@ from vlm_pg.rollout.server.engine import DIVERGENCE, ServerEngine
 from vlm_pg.rollout.server.weights import Divergence, WeightsCheck, divergence
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import ResponseGroup
-
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-
-@pytest.fixture
-def servers() -> Iterator[list[OddServer]]:
-    made: list[OddServer] = []
-    yield made
-    for server in made:
-        server.stop()
 
 
 def test_divergence_is_the_kl_of_what_was_said() -> None:
