@@ -1,4 +1,4 @@
-"""What shows only between records: questions asked twice, evaluation on what was trained on."""
+"""Faults between records: repeated questions, and evaluation on media or questions that were trained on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from vlm_pg.media.probe import MediaFacts
 from vlm_pg.types import Sample
 
 
-class Crossing:
-    """Compares each record with those before it. Media are compared by content, whatever the files are called.
+class LeakageCheck:
+    """Compares each record of a set with those before it; media by content, whatever the files are called.
 
     Args:
-        ledger: remembers.
-        trains: whether the set is trained on; those sets come before the others.
-        name: of the set.
+        ledger: of all sets.
+        trains: it is a training set; those are checked before the others.
         same_gold: whether two samples of one question have one gold answer.
     """
 
@@ -28,40 +27,40 @@ class Crossing:
         self._ledger, self._name, self._trains, self._same_gold = ledger, name, trains, same_gold
 
     def findings(self, sample: Sample, facts: Sequence[MediaFacts]) -> Iterator[Finding]:
-        """About one sample that a run would use, whose media all could be read."""
-        key = question_key(sample, facts)
-        yield from self._repeated(sample, key)
+        """Findings about a sample that a run would use, whose media all could be read."""
+        key, where = question_key(sample, facts), f"{sample.where} ({sample.sample_id})"
+        yield from self._repetition(sample, key, where)
         if self._trains:
-            self._ledger.first("questions trained on", key, _place(sample))
+            self._ledger.first("questions trained on", key, where)
             for ref, one in zip(sample.media, facts, strict=True):
-                self._ledger.first("media trained on", one.content, f"'{ref.path}' of {_place(sample)}")
+                self._ledger.first("media trained on", one.content, f"'{ref.path}' of {where}")
         else:
-            yield from self._trained_on(sample, facts, key)
+            yield from self._leakage(sample, facts, key)
 
-    def _repeated(self, sample: Sample, key: str) -> Iterator[Finding]:
-        # Several sets that are trained on are one set to whoever learns from them.
+    def _repetition(self, sample: Sample, key: str, where: str) -> Iterator[Finding]:
+        # Training sets are one set to the policy.
         table = "questions to train on" if self._trains else f"questions of {self._name}"
-        first = [self._name, _place(sample), sample.answer, sample.answer_kind]
-        name, place, answer, kind = json.loads(self._ledger.first(table, key, json.dumps(first)))
-        if (name, place) == (self._name, _place(sample)):
+        own = [self._name, where, sample.answer, sample.answer_kind]
+        name, first, answer, kind = json.loads(self._ledger.first(table, key, json.dumps(own)))
+        if (name, first) == (self._name, where):
             return
-        place = place if name == self._name else f"{name}, {place}"
+        first = first if name == self._name else f"{name}, {first}"
         if self._same_gold(replace(sample, answer=answer, answer_kind=kind), sample):
             came = "so is the answer" if answer == sample.answer else f"its answer '{answer[:80]}' is worth the same"
             yield warning(
                 sample,
                 "duplicate_question",
-                f"the question, its options and its media are those of {place}, and {came}. It counts twice. Remove "
+                f"the question, its options and its media are those of {first}, and {came}. It counts twice. Remove "
                 "one of them, unless that is meant.",
             )
         else:
             fault = (
-                f"the question, its options and its media are those of {place}, whose answer is '{answer[:80]}', not "
+                f"the question, its options and its media are those of {first}, whose answer is '{answer[:80]}', not "
                 f"'{sample.answer[:80]}'. One of them rewards what is wrong. Correct 'solution', or remove one of them."
             )
             yield error(sample, SampleError("contradictory_answer", fault))
 
-    def _trained_on(self, sample: Sample, facts: Sequence[MediaFacts], key: str) -> Iterator[Finding]:
+    def _leakage(self, sample: Sample, facts: Sequence[MediaFacts], key: str) -> Iterator[Finding]:
         for content, path in {one.content: ref.path for ref, one in zip(sample.media, facts, strict=True)}.items():
             trained = self._ledger.look("media trained on", content)
             if trained is not None:
@@ -87,7 +86,3 @@ def question_key(sample: Sample, facts: Sequence[MediaFacts]) -> str:
     ]
     words = [text_key(text) for text in (sample.question, *sample.options)]
     return hashlib.sha256(json.dumps([words, media]).encode()).hexdigest()
-
-
-def _place(sample: Sample) -> str:
-    return f"{sample.where} ({sample.sample_id})"

@@ -1,4 +1,4 @@
-"""How long prompts are and whether they fit, in several processes once there are many of them."""
+"""Prompt lengths and whether they fit, measured in several processes once there are many prompts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vlm_pg.prompts.builder import PromptMeasure, Wording
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.types import Sample
 
-# So many prompts take no longer here than processes take to start.
-ALONE = 2_000
-# Of some prompts; the first of a process waits for it to read the processor.
+# This many prompts take as long in this process as others take to start.
+IN_PROCESS_PROMPTS = 2_000
+# Of a chunk of prompts; the first of a process waits until the processor is loaded.
 _DEADLINE_SECONDS = 600.0
 _MODULES = ("vlm_pg.check.lengths", "transformers.processing_utils")
 Question = tuple[Sample, tuple[MediaFacts, ...]]
@@ -28,7 +28,7 @@ Question = tuple[Sample, tuple[MediaFacts, ...]]
 
 @dataclass(frozen=True)
 class Length:
-    """Tokens of a prompt (None: there is no prompt), and what is wrong with it: reason and message."""
+    """Tokens of a prompt (None: there is no prompt), and its fault: reason and message."""
 
     tokens: int | None
     fault: tuple[str, str] | None = None
@@ -36,7 +36,7 @@ class Length:
 
 @dataclass(frozen=True)
 class LengthRules:
-    """The model, what is written around questions, and how long the longest response is.
+    """The model, the prompt around questions, and the length of the longest response.
 
     ``wording`` and ``answer_prefix``: as of ``PromptBuilder``.
     """
@@ -49,22 +49,13 @@ class LengthRules:
 
 
 class Measurer:
-    """Measures in this process; see ``LengthRules``."""
+    """Measures prompts in this process."""
 
-    def __init__(self, rules: LengthRules, model: WeightlessPolicy | None = None):
-        self._model = WeightlessPolicy(rules.model) if model is None else model
+    def __init__(self, rules: LengthRules, model: WeightlessPolicy):
+        self._model, self._response_tokens = model, rules.response_tokens
         self._measure = PromptMeasure(
-            self._model.processor, rules.prompt, self._model.positions, rules.wording, rules.answer_prefix
+            model.processor, rules.prompt, model.positions, rules.wording, rules.answer_prefix
         )
-        self._response_tokens = rules.response_tokens
-
-    @property
-    def modules(self) -> list[str]:
-        """Where the processor's classes come from: what processes share, if it is imported before they are forked."""
-        processor = self._model.processor
-        parts = (getattr(processor, name, None) for name in ("tokenizer", "image_processor", "video_processor"))
-        known = {type(one).__module__ for one in (processor, self._model.config, *parts) if one is not None}
-        return sorted(name for name in known if name.startswith("transformers."))
 
     def length(self, sample: Sample, facts: Sequence[MediaFacts]) -> Length:
         """Of one prompt.
@@ -83,35 +74,42 @@ class Measurer:
         return Length(tokens)
 
 
-class Lengths(AbstractContextManager["Lengths"]):
-    """Measures here at first, and in processes when many prompts have come; a context manager, which ends them.
+class PromptLengths(AbstractContextManager["PromptLengths"]):
+    """Measures prompts, at first in this process; a context manager, which ends its other processes.
 
     Args:
-        workers: number of processes; 0: all here.
+        workers: number of processes; 0: this one alone.
         model: of all rules.
     """
 
     def __init__(self, workers: int, model: WeightlessPolicy):
         self._workers, self._model = workers, model
-        self._here: dict[bytes, Measurer] = {}
+        self._measurers: dict[bytes, Measurer] = {}
         self._pool: WorkerPool | None = None
-        self._seen = 0
+        self._num_prompts = 0
 
     def start(self, questions: Sequence[Question], rules: LengthRules) -> Callable[[], list[Length]]:
-        """Begin to measure. What is returned waits for the lengths, in order, and raises what ``length`` does."""
-        self._seen += len(questions)
+        """Start to measure. The returned function waits for the lengths, in order; it raises as ``Measurer.length``."""
+        self._num_prompts += len(questions)
         key = pickle.dumps(rules)
-        if key not in self._here:
-            self._here[key] = Measurer(rules, self._model)
-        here = self._here[key]
-        if self._seen <= ALONE or not self._workers:
-            return lambda: [here.length(*one) for one in questions]
+        if key not in self._measurers:
+            self._measurers[key] = Measurer(rules, self._model)
+        measurer = self._measurers[key]
+        if self._num_prompts <= IN_PROCESS_PROMPTS or not self._workers:
+            return lambda: [measurer.length(*one) for one in questions]
         if self._pool is None:
-            self._pool = WorkerPool(self._workers, _DEADLINE_SECONDS, (*_MODULES, *here.modules))
+            self._pool = WorkerPool(self._workers, _DEADLINE_SECONDS, (*_MODULES, *self._processor_modules()))
         size = -(-len(questions) // self._workers)
         chunks = [questions[start : start + size] for start in range(0, len(questions), size)]
         futures = [self._pool.submit(measured, key, chunk, label="prompts") for chunk in chunks]
         return lambda: [length for future in futures for length in _result(future)]
+
+    def _processor_modules(self) -> list[str]:
+        """Modules of the processor's classes: workers share them if they are imported before the fork."""
+        processor = self._model.processor
+        parts = (getattr(processor, name, None) for name in ("tokenizer", "image_processor", "video_processor"))
+        known = {type(one).__module__ for one in (processor, self._model.config, *parts) if one is not None}
+        return sorted(name for name in known if name.startswith("transformers."))
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
@@ -119,7 +117,7 @@ class Lengths(AbstractContextManager["Lengths"]):
 
 
 def measured(rules: bytes, questions: Sequence[Question]) -> list[Length] | str:
-    """In a process: the lengths, or what a ModelError says."""
+    """In a worker: the lengths, or the message of a ModelError."""
     try:
         return [_measurer(rules).length(*one) for one in questions]
     except ModelError as error:

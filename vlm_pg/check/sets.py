@@ -1,48 +1,134 @@
-"""Which records of a run's sets are checked: those that the run asks for; all others are counted."""
+"""The records of a run's sets that are checked, those that the run uses; and facts of their media, read once each."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from vlm_pg.check.findings import SetTally
 from vlm_pg.check.lengths import LengthRules
-from vlm_pg.check.probing import Place
+from vlm_pg.data.dedup import Ledger
 from vlm_pg.data.files import count_raw
 from vlm_pg.data.order import check_weights
 from vlm_pg.data.records import stream_records
 from vlm_pg.data.sample_sets import is_prepared, named
 from vlm_pg.data.settings import DataSettings
-from vlm_pg.errors import ConfigError
+from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.paths import resolve
+from vlm_pg.media.probe import MediaFacts
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.types import BadSample, Sample
+from vlm_pg.types import BadSample, Cue, MediaRef, Sample
+
+Facts = MediaFacts | SampleError
+_TABLE = "probed"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """How the questions of a set are asked: ``rules`` of their prompts, ``media`` as they are shown, and of which type
-    of question (``asks``) there are any, with which media (``as_asked``)."""
+class MediaSource:
+    """The folder of a set's media and their loader. ``settings_key``: equal where facts of a medium are equal."""
+
+    loader: MediaLoader
+    root: Path
+    allow_remote: bool
+    settings_key: str = ""
+
+
+class Prober:
+    """Reads facts of media, once per file and part, however many questions use them; a ledger keeps the results.
+
+    Args:
+        decode: decode each medium entirely.
+        keep: put its frames into the cache, which decodes it in any case.
+    """
+
+    def __init__(self, ledger: Ledger, decode: bool = False, keep: bool = False):
+        self._ledger, self._decode, self._keep = ledger, decode, keep
+        self._pending: dict[str, list[Future[MediaFacts] | Future[bool] | SampleError]] = {}
+
+    def request(self, ref: MediaRef, source: MediaSource) -> str | SampleError:
+        """Start to read a medium unless that was done. Returns the key for ``facts``, or why there are none."""
+        try:
+            path = resolve(ref, source.root, source.allow_remote)
+        except SampleError as fault:
+            return fault
+        subtitles = ref.subtitles and f"{source.root}/{ref.subtitles}"
+        part = (ref.kind, path, ref.folder_fps, ref.start, ref.end, ref.times, subtitles, source.settings_key)
+        key = repr(part)
+        if key not in self._pending and self._ledger.look(_TABLE, key) is None:
+            loader = source.loader
+            # Keeping decodes the whole medium, or reads and checks the cached frames.
+            self._pending[key] = (
+                [loader.keep(ref), loader.probe(ref)] if self._keep else [loader.probe(ref, self._decode)]
+            )
+        return key
+
+    def facts(self, key: str | SampleError) -> Facts:
+        """The result of a request; waits for it."""
+        if isinstance(key, SampleError):
+            return key
+        pending = self._pending.pop(key, None)
+        if pending is None:
+            known = self._ledger.look(_TABLE, key)
+            assert known is not None, "facts need a key that request has returned"
+            return _from_json(known)
+        facts: Facts | None = None
+        try:
+            for one in pending:
+                if isinstance(one, SampleError):
+                    raise one
+                result = one.result()
+                facts = facts if isinstance(result, bool) else result
+        except SampleError as fault:
+            facts = fault
+        assert facts is not None
+        self._ledger.add(_TABLE, key, _as_json(facts))
+        return facts
+
+
+def _as_json(facts: Facts) -> str:
+    return json.dumps(asdict(facts) if isinstance(facts, MediaFacts) else [facts.reason, str(facts), facts.trace])
+
+
+def _from_json(text: str) -> Facts:
+    value = json.loads(text)
+    if isinstance(value, list):
+        return SampleError(*value)
+    cues = tuple(Cue(**cue) for cue in value["subtitles"])
+    return MediaFacts(**value | {"frame_seconds": tuple(value["frame_seconds"]), "subtitles": cues})
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """How a set's questions are presented: length rules, media settings, the types of question that are used
+    (``includes``) and the media they get (``transform``)."""
 
     rules: LengthRules
     media: MediaSettings
-    asks: Callable[[Sample], bool] = lambda sample: True
-    as_asked: Callable[[Sample], Sample] = lambda sample: sample
+    includes: Callable[[Sample], bool] = lambda sample: True
+    transform: Callable[[Sample], Sample] = lambda sample: sample
 
 
 @dataclass(frozen=True)
 class CheckedSet:
     """A set to check.
 
-    ``asked``: how, and which of its questions. ``name``: as the configuration calls it. ``trains``: it is trained on.
-    ``dataset``: as the run calls it where it trains on several. ``limit``: the run asks for so many usable records
-    only. ``weightless``: sources that it never asks for. ``sources``: those found, within the limit.
+    Args:
+        name: as the configuration calls it.
+        trains: it is a training set.
+        dataset: as the run calls it where it trains on several.
+        limit: the run uses that many usable records only.
+        weightless: sources without a weight, which the run never uses.
+        sources: those found, within the limit.
     """
 
     name: str
     path: Path
-    place: Place
-    asked: Asked
+    media: MediaSource
+    presentation: Presentation
     trains: bool
     dataset: str = ""
     limit: int | None = None
@@ -50,51 +136,50 @@ class CheckedSet:
     sources: set[str] = field(default_factory=set)
 
     def records(self, first_at: Callable[[str, str], str], tally: SetTally) -> Iterator[Sample | BadSample]:
-        """The records that the run asks for, and those before its limit that it cannot read; the others are counted.
+        """The records that the run uses, and those before its limit that it cannot read; ``tally`` counts all.
 
-        A file is read to its end, as the run does, so that one which breaks off is noticed; of a prepared set training
-        reads nothing beyond its limit.
+        A file is read to its end, as the run does, which notices truncation; training reads a prepared set only up to
+        its limit.
 
         Args:
             first_at: as of ``stream_records``.
-            tally: counts all.
 
         Raises:
             ConfigError: as ``stream_records``.
         """
         usable, stops = 0, self.trains and is_prepared(self.path)
-        for place, record in enumerate(stream_records(self.path, first_at)):
+        for number, record in enumerate(stream_records(self.path, first_at)):
             beyond = usable == self.limit
             if beyond and stops:
-                tally.left_out += count_raw(self.path) - place
+                tally.left_out += count_raw(self.path) - number
                 return
             tally.read += 1
             tally.unreadable += isinstance(record, BadSample)
-            is_asked = isinstance(record, BadSample) or self.asked.asks(record)
-            if isinstance(record, Sample) and is_asked and not beyond:
+            is_included = isinstance(record, BadSample) or self.presentation.includes(record)
+            if isinstance(record, Sample) and is_included and not beyond:
                 usable += 1
                 self.sources.add(record.source)
-            if beyond or not is_asked or (isinstance(record, Sample) and record.source in self.weightless):
+            if beyond or not is_included or (isinstance(record, Sample) and record.source in self.weightless):
                 tally.left_out += 1
             else:
-                yield named(self.asked.as_asked(record) if isinstance(record, Sample) else record, self.dataset)
+                shown = self.presentation.transform(record) if isinstance(record, Sample) else record
+                yield named(shown, self.dataset)
 
 
 def sets_of(
     data: DataSettings,
     eval_names: Sequence[str],
     eval_limit: int | None,
-    place: Callable[[str, Path, Asked], Place],
-    asked: Callable[[str | None], Asked],
+    media_of: Callable[[str, Path, Presentation], MediaSource],
+    presentation_of: Callable[[str | None], Presentation],
 ) -> list[CheckedSet]:
-    """The sets that a run reads, those that are trained on first. One without a weight is read, and none of it checked.
+    """The sets that a run reads, training sets first. A set without a weight is read, and no record of it checked.
 
     Args:
-        data: all sets.
         eval_names: the evaluation sets that are chosen.
-        eval_limit: how many usable records of each are asked.
-        place: where the media of a set lie, by its name, the path of its records, and how it is asked.
-        asked: how an evaluation set is asked, by its name; None: one that is trained on.
+        eval_limit: how many usable records of each are used.
+        media_of: media of a set, by its name, the path of its records, and its presentation.
+        presentation_of: of an evaluation set by its name; None: of training sets.
 
     Raises:
         ConfigError: ``data.mixture`` has not one weight for each of several sets.
@@ -107,17 +192,17 @@ def sets_of(
         limit = data.limit if name in data.asked_sets else 0
         weightless = frozenset() if several else data.weightless
         key = f"data.train.{name}" if several else "data.train"
-        how = asked(None)
-        sets.append(CheckedSet(key, path, place(name, path, how), how, True, name, limit, weightless))
+        how = presentation_of(None)
+        sets.append(CheckedSet(key, path, media_of(name, path, how), how, True, name, limit, weightless))
     for name in eval_names:
-        path = data.eval[name]
-        how = asked(name)
-        sets.append(CheckedSet(f"data.eval.{name}", path, place(name, path, how), how, False, limit=eval_limit))
+        path, how = data.eval[name], presentation_of(name)
+        media = media_of(name, path, how)
+        sets.append(CheckedSet(f"data.eval.{name}", path, media, how, trains=False, limit=eval_limit))
     return sets
 
 
 def mixture_fault(data: DataSettings, sets: Sequence[CheckedSet]) -> ConfigError | None:
-    """Why training would refuse ``data.mixture``, once all records of its one set were read; None: it would not."""
+    """Why training would refuse ``data.mixture``, once all records of its one set were read; None if it would not."""
     if not data.mixture or list(data.train_sets) != [""]:
         return None
     try:
@@ -128,12 +213,12 @@ def mixture_fault(data: DataSettings, sets: Sequence[CheckedSet]) -> ConfigError
 
 
 def too_many_bad(data: DataSettings, sets: Sequence[CheckedSet], tallies: Sequence[SetTally]) -> list[str]:
-    """A line for each file, or all files that are trained on, of which reading refuses more than a run allows."""
-    judged = {one.name: [tally] for one, tally in zip(sets, tallies, strict=True) if not one.trains}
-    judged["data.train"] = [tally for one, tally in zip(sets, tallies, strict=True) if one.trains]
+    """A line for each evaluation set, or all training sets together, with more unreadable records than a run allows."""
+    groups = {one.name: [tally] for one, tally in zip(sets, tallies, strict=True) if not one.trains}
+    groups["data.train"] = [tally for one, tally in zip(sets, tallies, strict=True) if one.trains]
     lines = []
-    for name, of_name in judged.items():
-        bad, read = sum(one.unreadable for one in of_name), sum(one.read for one in of_name)
+    for name, group in groups.items():
+        bad, read = sum(one.unreadable for one in group), sum(one.read for one in group)
         if read >= data.min_seen_for_bad_share and bad > data.max_bad_share * read:
             lines.append(
                 f"{name}: {bad:,} of {read:,} records cannot be read, more than data.max_bad_share="

@@ -23,28 +23,28 @@ _COLUMNS = ("question", "gold", "response", "reward", "advantage")
 
 @dataclass
 class ProgressBar:
-    """Handle of one running piece of work; ``advance`` it as parts are finished."""
+    """Progress of one task; ``advance`` it as parts are finished."""
 
     on_advance: Callable[[int, str], None]
     total: int
     done: int = field(default=0)
 
     def advance(self, n: int = 1, note: str = "") -> None:
-        """Count ``n`` more parts as done; ``note``: how it goes, in a few words."""
+        """Count ``n`` more parts as done; ``note``: its state in a few words."""
         self.done += n
         self.on_advance(self.done, note)
 
 
 class Console:
-    """Prints for people; with ``enabled`` false (any rank but 0) it prints nothing.
+    """Prints a run's lines; with ``enabled`` false (any rank but 0) it prints nothing.
 
     On a terminal, lines appear above a live progress bar. Elsewhere (a file, a pipe) everything is plain lines
     without colour or control codes, and progress is a line now and then.
 
     Args:
         enabled: false silences everything.
-        stream: where to print; standard output by default.
-        seconds_between_lines: how often plain progress may print a line.
+        stream: standard output by default.
+        seconds_between_lines: of plain progress, at least.
     """
 
     def __init__(self, enabled: bool, stream: TextIO | None = None, seconds_between_lines: float = 10.0):
@@ -68,7 +68,7 @@ class Console:
         self._print(f"warning: {line}", style="yellow")
 
     def step_line(self, step: int, total: int, values: Values) -> None:
-        """Print the line of a training step; the keys it reads are those of metrics.jsonl."""
+        """Print the line of a training step, from the values of metrics.jsonl."""
         self._print(format_step(step, total, values))
 
     def rollout_table(self, groups: Sequence[RolloutGroup], limit: int = 4) -> None:

@@ -22,7 +22,13 @@ from vlm_pg.metrics import RESERVED_KEYS, Chart, Metric
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.types import Prompt, RolloutGroup
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 logger = logging.getLogger(__name__)
+
+_FRAME_HEIGHT, _MAX_FRAME_WIDTH, _FOOTER_HEIGHT, _GAP = 112, 224, 18, 3
+_INK, _PAPER = (235, 235, 235), (28, 30, 34)
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class Drawn:
 
 
 def read_drawn(path: Path) -> dict[str, Drawn]:
-    """How the metrics of a run are drawn. Raises OSError or ValueError where the file does not say."""
-    if not path.is_file():  # a pipe would be waited for
+    """Read curves.json: how a run's metrics are drawn. Raises OSError or ValueError if it is missing or damaged."""
+    if not path.is_file():  # reading a pipe would wait
         raise FileNotFoundError(path)
     return TypeAdapter(dict[str, Drawn]).validate_python(json.loads(path.read_bytes()))
 
@@ -47,12 +53,12 @@ class MetricsLog(LineFile):
 
     Args:
         folder: the run's folder.
-        resume_step: the step the run continues after; lines beyond it are moved to ``metrics.jsonl.abandoned``, so that
+        resume_step: the step after which the run resumes; later lines are moved to ``metrics.jsonl.abandoned``, so that
             no step appears twice. None for a new run.
     """
 
     def __init__(self, folder: RunFolder, resume_step: int | None = None):
-        forget_later_steps(folder.metrics, resume_step)
+        move_later_steps(folder.metrics, resume_step)
         super().__init__(folder.metrics)
         self._curves = folder.curves
         self._drawn: dict[str, Drawn] = {}
@@ -62,7 +68,7 @@ class MetricsLog(LineFile):
     def write(self, step: int, values: Mapping[str, float | None], phase: str = "train") -> None:
         """Write one line and flush it. None is kept as null; NaN or infinity raises VlmPgError naming the key.
 
-        What metrics among the keys say of how they are drawn goes into ``curves.json``.
+        How the ``Metric`` keys are drawn is added to ``curves.json``.
         """
         numbers = {key: _checked(step, key, value) for key, value in values.items()}
         line = {"step": step, "phase": phase, "time": round(time.time(), 3), **numbers}
@@ -73,24 +79,24 @@ class MetricsLog(LineFile):
         self.append(line)
 
 
-def forget_later_steps(path: Path, resume_step: int | None) -> None:
-    """Move lines of ``path`` that lie after ``resume_step`` to ``<name>.abandoned``, damaged ones to ``.damaged``."""
+def move_later_steps(path: Path, resume_step: int | None) -> None:
+    """Move lines of ``path`` after ``resume_step`` to ``<name>.abandoned``, damaged ones to ``<name>.damaged``.
+
+    A line without a step is kept.
+    """
     if resume_step is None:
         return
-    _, damaged = keep_json_lines(path, lambda record: _step_of(record) <= resume_step)
+
+    def is_later(record: Mapping[str, Any]) -> bool:
+        step = record.get("step")
+        return isinstance(step, int | float) and not isinstance(step, bool) and step > resume_step
+
+    _, damaged = keep_json_lines(path, lambda record: not is_later(record))
     if damaged:
         logger.warning(
             "%s had %d line(s) that were not JSON (a killed run leaves one); moved to %s.damaged",
             path, damaged, path.name,
         )  # fmt: skip
-
-
-def _step_of(record: Mapping[str, Any]) -> float:
-    """The step of a line; a line without one belongs to no step and is kept."""
-    step = record.get("step")
-    if not isinstance(step, int | float) or isinstance(step, bool) or step != step:
-        return -math.inf
-    return step
 
 
 def _checked(step: int, key: str, value: float | None) -> float | int | None:
@@ -115,25 +121,31 @@ class RolloutsLog(LineFile):
         folder: the run's folder.
         groups_per_step: how many groups of each step are written.
         thumbnail_frames: frames in a question's picture strip; 0 saves none.
-        resume_step: the step the run continues after; later lines are moved aside. None for a new run.
+        resume_step: the step after which the run resumes; later lines are moved aside. None for a new run.
     """
 
     def __init__(
         self, folder: RunFolder, groups_per_step: int = 2, thumbnail_frames: int = 8, resume_step: int | None = None
     ):
-        forget_later_steps(folder.rollouts, resume_step)
+        move_later_steps(folder.rollouts, resume_step)
         self._folder = folder
         self._groups_per_step = groups_per_step
         self._thumbnail_frames = thumbnail_frames
         super().__init__(folder.rollouts)
 
     def write(self, step: int, groups: Sequence[RolloutGroup], phase: str = "train") -> None:
-        """Write some of the step's groups, rewards and advantages included where they are present."""
+        """Write some of the step's groups, with rewards and advantages where they have them."""
         for group in pick_groups(groups, self._groups_per_step):
             strip = save_strip(self._folder, group.sample.sample_id, group.prompt, self._thumbnail_frames)
             for index in range(len(group.rollouts)):
                 record = rollout_record(step, phase, group, index, strip)
-                _refuse_non_finite(record)
+                key = find_non_finite(record)
+                if key is not None:
+                    raise VlmPgError(
+                        f"rollout {index} of sample '{group.sample.sample_id}' in step {step}: '{key}' is not a finite "
+                        "number. Rewards and advantages are finite, or null where there is no value; a reward that "
+                        "cannot be computed must be None."
+                    )
                 self.append(record)
 
 
@@ -143,21 +155,11 @@ def pick_groups(groups: Sequence[RolloutGroup], count: int) -> list[RolloutGroup
     A choice by id, not by order or by reward, logs the same questions again in later epochs and is not biased
     towards good or bad answers.
     """
-    return sorted(groups, key=lambda group: _id_hash(group.sample.sample_id))[:count]
+    return sorted(groups, key=lambda group: _hash(group.sample.sample_id))[:count]
 
 
-def _refuse_non_finite(record: Mapping[str, Any]) -> None:
-    key = find_non_finite(record)
-    if key is not None:
-        raise VlmPgError(
-            f"rollout {record['rollout']} of sample '{record['sample_id']}' in step {record['step']}: '{key}' is not a "
-            "finite number. Rewards and advantages are finite, or null where there is no value; a reward that cannot "
-            "be computed must be None."
-        )
-
-
-def _id_hash(sample_id: str) -> str:
-    return hashlib.sha256(sample_id.encode("utf-8", "surrogatepass")).hexdigest()
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def rollout_record(step: int, phase: str, group: RolloutGroup, index: int, strip: str | None) -> dict[str, Any]:
@@ -188,25 +190,15 @@ def rollout_record(step: int, phase: str, group: RolloutGroup, index: int, strip
     }
 
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-_FRAME_HEIGHT = 112
-_MAX_FRAME_WIDTH = 224
-_FOOTER_HEIGHT = 18
-_GAP = 3
-_INK, _PAPER = (235, 235, 235), (28, 30, 34)
-
-
 def save_strip(folder: RunFolder, sample_id: str, prompt: Prompt, max_frames: int) -> str | None:
-    """Save the strip of a prompt's preview once and return its path relative to the run's folder.
+    """Save a prompt's picture strip (frames side by side, each with its time) once; returns its path in the folder.
 
-    The file is named by the sample and its pixels, so a sample seen again reuses its file. None without a preview
-    (a text-only question) or with ``max_frames`` 0.
+    The file is named by the sample and its pixels, so a repeated sample reuses its file. None without a preview (a
+    text-only question) or with ``max_frames`` 0.
     """
     if not prompt.preview or max_frames == 0:
         return None
-    name = hashlib.sha256(f"{sample_id}\n{prompt.content_key}".encode("utf-8", "surrogatepass")).hexdigest()[:20]
+    name = _hash(f"{sample_id}\n{prompt.content_key}")[:20]
     path = folder.thumbnails / f"{name}.jpg"
     if not path.exists():
         folder.thumbnails.mkdir(parents=True, exist_ok=True)
@@ -220,8 +212,9 @@ def draw_strip(prompt: Prompt, max_frames: int) -> Image.Image:
     """The strip of at most ``max_frames`` frames, evenly chosen from the preview, first and last included."""
     from PIL import Image, ImageDraw, ImageFont
 
-    frames = [_at_strip_height(Image.fromarray(prompt.preview[index])) for index in shown_frames(prompt, max_frames)]
-    seconds = [prompt.preview_seconds[index] for index in shown_frames(prompt, max_frames)]
+    chosen = shown_frames(prompt, max_frames)
+    frames = [_at_strip_height(Image.fromarray(prompt.preview[index])) for index in chosen]
+    seconds = [prompt.preview_seconds[index] for index in chosen]
     width = sum(frame.width for frame in frames) + _GAP * (len(frames) - 1)
     strip = Image.new("RGB", (width, _FRAME_HEIGHT + _FOOTER_HEIGHT), _PAPER)
     pen = ImageDraw.Draw(strip)
@@ -229,7 +222,7 @@ def draw_strip(prompt: Prompt, max_frames: int) -> Image.Image:
     left = 0
     for frame, second in zip(frames, seconds, strict=True):
         strip.paste(frame, (left, (_FRAME_HEIGHT - frame.height) // 2))
-        if any(seconds):  # a single image has the one time 0.0, which says nothing
+        if any(seconds):  # a single image has the time 0.0, which is meaningless
             middle = (left + frame.width / 2, _FRAME_HEIGHT + _FOOTER_HEIGHT / 2)
             pen.text(middle, f"{second:.2f} s", fill=_INK, font=font, anchor="mm")
         left += frame.width + _GAP
@@ -237,7 +230,7 @@ def draw_strip(prompt: Prompt, max_frames: int) -> Image.Image:
 
 
 def shown_frames(prompt: Prompt, max_frames: int) -> list[int]:
-    """Indices of the preview's frames that a strip shows: ``[0, 3, 7]`` for 3 of 8."""
+    """Indices of the preview's frames in a strip: ``[0, 4, 7]`` for 3 of 8."""
     available = len(prompt.preview)
     count = min(available, max_frames)
     if count <= 1:
@@ -246,7 +239,7 @@ def shown_frames(prompt: Prompt, max_frames: int) -> list[int]:
 
 
 def _at_strip_height(frame: Image.Image) -> Image.Image:
-    """Scaled to the strip's height, or to its widest width when the frame is very wide."""
+    """Scaled to the strip's height, or to the maximum width if the frame is very wide."""
     from PIL import Image
 
     scale = min(_FRAME_HEIGHT / frame.height, _MAX_FRAME_WIDTH / frame.width)

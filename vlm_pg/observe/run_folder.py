@@ -1,4 +1,4 @@
-"""The folder of one run: its files, a new one without losing an old one, and whether it is still there."""
+"""The folder of one run: its files, a new one without losing an old one, and whether it still exists."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
 _LINES = ("bad_samples.jsonl", "metrics.jsonl", "rollouts.jsonl")
-_OWN_FILES = (*_LINES, "config.yaml", "curves.json", "report.html", "summary.json", "trace.json", "trace.before.json")
-_OWN_FOLDERS = ("checkpoints", "served", "tensorboard", "thumbnails", "trackers")
-_OWN_NAMES = frozenset((*_OWN_FILES, *_OWN_FOLDERS, LOCK))
+_FILES = (*_LINES, "config.yaml", "curves.json", "report.html", "summary.json", "trace.json", "trace.before.json")
+_FOLDERS = ("checkpoints", "served", "tensorboard", "thumbnails", "trackers")
 
 
 class _Inside:
@@ -38,30 +37,30 @@ class RunFolder:
 
     path: Path
 
-    config = _Inside("config.yaml")  # the configuration as resolved
+    config = _Inside("config.yaml")  # the resolved configuration
     metrics = _Inside("metrics.jsonl")  # a line per step and phase
     curves = _Inside("curves.json")  # how each metric is drawn
     rollouts = _Inside("rollouts.jsonl")  # a line per logged rollout
     bad_samples = _Inside("bad_samples.jsonl")  # a line per sample that could not be used
     summary = _Inside("summary.json")  # accuracy before and after, seconds per phase, versions
-    report = _Inside("report.html")  # one self-contained file
-    trace = _Inside("trace.json")  # when each rank was in which phase, for Perfetto
-    trace_before = _Inside("trace.before.json")  # the time before that, where it became too long
+    report = _Inside("report.html")  # self-contained HTML
+    trace = _Inside("trace.json")  # the phases of each rank over time, for Perfetto
+    trace_before = _Inside("trace.before.json")  # the time before that, after rotation
     checkpoints = _Inside("checkpoints")
     tensorboard = _Inside("tensorboard")  # event files
     thumbnails = _Inside("thumbnails")  # picture strips, one per logged question
-    trackers = _Inside("trackers")  # how far each tracker has come, what it printed, runs written without a network
+    trackers = _Inside("trackers")  # progress and errors of each tracker, runs written offline
 
     @classmethod
     def create(cls, path: Path, resume: bool, announce: Callable[[str], None] = print) -> RunFolder:
-        """Make the folder of a run ready.
+        """Create or prepare the folder of a run.
 
-        With ``resume`` an existing folder is kept as it is. Without, an existing run is moved aside to
-        ``<name>.old-<timestamp>`` and ``announce`` is given one line that says so. Raises ConfigError when ``path``
-        holds something that is not a run, or is the current directory or one above it.
+        With ``resume`` an existing folder is kept. Without, an existing run is moved aside to
+        ``<name>.old-<timestamp>`` and ``announce`` gets one line about it. Raises ConfigError when ``path`` holds
+        something that is not a run, or is the current directory or one above it.
         """
         folder = cls(Path(path))
-        refuse_what_is_no_run(folder.path)
+        refuse_no_run_folder(folder.path)
         if not resume and folder.path.is_dir() and any(entry.name != LOCK for entry in folder.path.iterdir()):
             aside = free_name(folder.path, datetime.now().strftime("%Y%m%d-%H%M%S"))
             folder.path.rename(aside)
@@ -87,7 +86,7 @@ class RunFolder:
         write_json_atomic(self.summary, dict(summary))
 
 
-def refuse_what_is_no_run(path: Path) -> None:
+def refuse_no_run_folder(path: Path) -> None:
     """Raise ConfigError when ``path`` is something whose content must not be moved or written to."""
     advice = "Point run.dir at a new folder or at the folder of an earlier run, e.g. run.dir=runs/mine."
     if path.exists() and not path.is_dir():
@@ -100,14 +99,14 @@ def refuse_what_is_no_run(path: Path) -> None:
     if not path.is_dir():
         return
     names = {entry.name for entry in path.iterdir()}
-    for name in sorted(names & (set(_OWN_FILES) - {"report.html"})):
+    for name in sorted(names & (set(_FILES) - {"report.html"})):
         if not (path / name).is_file():
             raise ConfigError(
                 f"{path / name} is no file: a folder, a pipe or a link to nothing stands in its place. Move it away, "
                 "or choose another run.dir."
             )
     is_run = "config.yaml" in names and names & {"metrics.jsonl", "checkpoints"}
-    strange_names = sorted(name for name in names if not _is_own(name))
+    strange_names = sorted(name for name in names if not _belongs_to_run(name))
     if strange_names and not is_run:
         strangers = ", ".join(strange_names[:3])
         raise ConfigError(
@@ -116,8 +115,8 @@ def refuse_what_is_no_run(path: Path) -> None:
         )
 
 
-def _is_own(name: str) -> bool:
-    if name in _OWN_NAMES or name.startswith(("eval_", "eval-")) or _is_leftover(name):
+def _belongs_to_run(name: str) -> bool:
+    if name in (*_FILES, *_FOLDERS, LOCK) or name.startswith(("eval_", "eval-")) or _is_leftover(name):
         return True
     return name.endswith((".damaged", ".abandoned")) or ".jsonl.begun-again-" in name
 
@@ -138,22 +137,18 @@ def free_name(path: Path, timestamp: str, between: str = ".old-") -> Path:
 
 
 class FolderGone(VlmPgError):
-    """The run's folder was removed, or another one stands in its place."""
+    """The run's folder was removed, or another one has its path."""
 
 
 class Presence:
-    """Remembers a folder by its place on disk: open files of a removed folder can be written without an error."""
+    """Recognizes the run's folder by its inode: open files of a removed folder can be written without an error."""
 
     def __init__(self, path: Path):
         self._path = path
         self._known = os.stat(path)
 
     def check(self) -> None:
-        """Raise FolderGone if the path does not lead to the folder any more.
-
-        Raises:
-            FolderGone: see there.
-        """
+        """Raise FolderGone if the path no longer leads to the folder."""
         if not self._is_here():
             state = "is another folder now" if self._path.exists() else "is not there any more"
             raise FolderGone(
@@ -163,7 +158,7 @@ class Presence:
             )
 
     def refuge(self) -> Path:
-        """Where finished work can still be saved: the path itself, unless something else is there."""
+        """A path where finished work can still be saved: the folder's own, unless something else has it."""
         if self._is_here() or not os.path.lexists(self._path):
             return self._path
         return free_name(self._path, f"{datetime.now():%Y%m%d-%H%M%S}", ".rescued-")

@@ -1,8 +1,8 @@
-"""One run at a time in a run's folder: a lock that says who holds it and ends with its holder.
+"""One run at a time in a run's folder: a lock that names its holder and ends with the holder's process.
 
-The lock is the kernel's, on ``run.lock`` (``fcntl``, which network file systems pass on between hosts): it is gone with
+The lock is the kernel's, on ``run.lock`` (``fcntl``, which network file systems pass on between hosts): it ends with
 the process, however that ended. Some file systems have no locks, or locks that other hosts do not see: therefore the
-file says who holds it, and its time of change moves on while its holder lives.
+file names the holder, and its modification time advances while the holder lives (``filelock`` has neither).
 """
 
 from __future__ import annotations
@@ -27,38 +27,36 @@ _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
 BEAT_SECONDS = 10.0
 # Several beats: a holder may be stopped for a while, and network file systems show changes late.
 WATCH_SECONDS = 60.0
-# The kernel gives a process its lock a second time, and takes it away when any descriptor of the file is closed.
+# The kernel grants a process its own lock again, and drops it when any descriptor of the file is closed.
 _held: set[str] = set()
 
 
 class RunLock:
-    """A lock that is held; ``take`` makes it."""
+    """A lock that is held; ``take`` creates it."""
 
     def __init__(self, path: Path, descriptor: int):
-        self._path, self._descriptor = path, descriptor
-        self._key = _key(path)
+        self._path, self._descriptor, self._key = path, descriptor, os.path.realpath(path)
         _held.add(self._key)
-        self._over = threading.Event()
+        self._released = threading.Event()
         threading.Thread(target=self._beat, name="run.lock", daemon=True).start()
 
     def _beat(self) -> None:
-        """Shows that the holder lives, until the lock is given back."""
-        while not self._over.wait(BEAT_SECONDS):
+        while not self._released.wait(BEAT_SECONDS):
             with suppress(OSError):
                 os.utime(self._descriptor)
 
     @classmethod
     def take(cls, folder: Path, announce: Callable[[str], None]) -> RunLock:
-        """Lock an existing folder. A lock that a process left behind when it ended is taken over, with a line.
+        """Lock an existing folder. A lock left behind by a process that ended is taken over, with a line.
 
-        Where a process of another machine has left its name, its file is watched for ``WATCH_SECONDS`` first.
+        If the file names a process of another machine, its beats are watched for ``WATCH_SECONDS`` first.
 
         Raises:
             ConfigError: another run holds it, or the folder cannot be written.
         """
         path = folder / LOCK
-        if _key(path) in _held:
-            raise _in_use(folder, _who())
+        if os.path.realpath(path) in _held:
+            raise _in_use(folder, _this_process())
         while True:
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -78,16 +76,15 @@ class RunLock:
             os.close(descriptor)
         if left_behind:
             announce(f"{path}: {_named(left_behind)} ended without giving its lock back; it is taken over")
-        text = json.dumps(_who(), indent=2).encode() + b"\n"
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)
+        os.pwrite(descriptor, json.dumps(_this_process(), indent=2).encode() + b"\n", 0)
         return cls(path, descriptor)
 
     def release(self) -> None:
-        """Remove the file, if it is still there, and let go. Twice is allowed."""
+        """Remove the file, if it still exists, and unlock. May be called twice."""
         if self._descriptor < 0:
             return
-        self._over.set()
+        self._released.set()
         if _same_file(self._path, self._descriptor):
             with suppress(OSError):
                 self._path.unlink()
@@ -99,56 +96,56 @@ class RunLock:
 
 
 def _lock(folder: Path, descriptor: int, announce: Callable[[str], None]) -> dict[str, Any]:
-    """Lock the file; what a holder that is gone has left in it, empty if nothing."""
+    """Lock the file; returns the holder that a dead process left in it, empty if none."""
     granted = True
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _HELD_BY_ANOTHER:
             raise _in_use(folder, _read(descriptor)) from None
-        granted = False  # a file system without locks: what the file says decides
-    who = _read(descriptor)
-    if not who:
-        return who
-    if who.get("machine") == _machine():
-        lives = not granted and _is_there(who)
+        granted = False  # a file system without locks: the file's content decides
+    holder = _read(descriptor)
+    if not holder:
+        return holder
+    if holder.get("machine") == _machine():
+        lives = not granted and _is_alive(holder)
     else:
         announce(
-            f"{folder / LOCK} was left by {_named(who)} another machine or container: watching it for "
+            f"{folder / LOCK} was left by {_named(holder)} another machine or container: watching it for "
             f"{WATCH_SECONDS:.0f} s to see whether that run lives"
         )
         lives = _beats(folder / LOCK)
     if lives:
-        raise _in_use(folder, who)
-    return who
+        raise _in_use(folder, holder)
+    return holder
 
 
 def _beats(path: Path) -> bool:
-    """Whether somebody changes the file's time; it is opened each time, since network file systems look anew then."""
+    """Whether the modification time advances; the file is opened each time, since network file systems refresh then."""
 
-    def changed() -> int | None:
+    def modified() -> int | None:
         try:
             with path.open("rb") as file:
                 return os.fstat(file.fileno()).st_mtime_ns
         except OSError:
             return None
 
-    before, end = changed(), time.monotonic() + WATCH_SECONDS
+    before, end = modified(), time.monotonic() + WATCH_SECONDS
     while time.monotonic() < end:
         time.sleep(min(1.0, WATCH_SECONDS))
-        if changed() != before:
+        if modified() != before:
             return True
     return False
 
 
-def _in_use(folder: Path, who: dict[str, Any]) -> ConfigError:
+def _in_use(folder: Path, holder: dict[str, Any]) -> ConfigError:
     return ConfigError(
-        f"run.dir '{folder}' is in use: {_named(who)} trains in it. Two runs in one folder would go on from each "
+        f"run.dir '{folder}' is in use: {_named(holder)} trains in it. Two runs in one folder would go on from each "
         f"other's weights. Wait until it ends or stop it, or choose another run.dir. ({folder / LOCK} says who it is.)"
     )
 
 
-def _who() -> dict[str, Any]:
+def _this_process() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "machine": _machine(),
@@ -158,8 +155,9 @@ def _who() -> dict[str, Any]:
     }
 
 
-def _named(who: dict[str, Any]) -> str:
-    return f"process {who.get('process', '?')} on {who.get('host', '?')}, started {who.get('started', '?')},"
+def _named(holder: dict[str, Any]) -> str:
+    process, host, started = (holder.get(key, "?") for key in ("process", "host", "started"))
+    return f"process {process} on {host}, started {started},"
 
 
 def _read(descriptor: int) -> dict[str, Any]:
@@ -171,7 +169,7 @@ def _read(descriptor: int) -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """What numbers of processes belong to: this boot of the kernel and, in it, this container."""
+    """The scope of process ids: this boot of the kernel and this container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -179,9 +177,9 @@ def _machine() -> str:
         return socket.gethostname()
 
 
-def _is_there(who: dict[str, Any]) -> bool:
+def _is_alive(holder: dict[str, Any]) -> bool:
     """Whether the process of this machine still runs."""
-    process = who.get("process")
+    process = holder.get("process")
     if type(process) is not int:
         return True
     try:
@@ -190,11 +188,11 @@ def _is_there(who: dict[str, Any]) -> bool:
         return False
     except (PermissionError, OverflowError):
         pass
-    return _process_start(process) == who.get("process_start")
+    return _process_start(process) == holder.get("process_start")
 
 
 def _process_start(process: int) -> int | None:
-    """When the kernel started it, in ticks since it was booted: a number is given to many processes in turn."""
+    """Start time in ticks since boot, which tells processes of one id apart."""
     try:
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -206,7 +204,3 @@ def _same_file(path: Path, descriptor: int) -> bool:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     except OSError:
         return False
-
-
-def _key(path: Path) -> str:
-    return os.path.realpath(path)

@@ -11,7 +11,7 @@ Values = Mapping[str, float | None]
 
 
 def format_step(step: int, total: int, values: Values) -> str:
-    """One line about a step; what has no value is left out, except the reward, which then reads ``n/a``.
+    """One line about a step; missing values are left out, except the reward, which then reads ``n/a``.
 
     step  12/300 | reward 0.61 (accuracy 0.52, format 0.90) | kl 0.012 | entropy 0.41 nat | response 14.6 tok
     | 5,120 tok/s | 0.28 s | shared prefix saved 4,816 of 7,168 tok (3.0x fewer)
@@ -58,12 +58,12 @@ def _number(values: Values, key: str, template: str) -> str:
 
 
 def _count(values: Values, key: str, template: str) -> str:
-    """A number worth a word only where it is not 0."""
+    """A number that is shown unless it is 0."""
     return _number(values, key, template) if values.get(key) else ""
 
 
 def _warning(values: Values, key: str, words: str) -> str:
-    """A share worth a word: from half a per cent on."""
+    """A share that is shown from half a per cent on."""
     share = values.get(key)
     return "" if share is None or share < 0.005 else f"{100 * share:.0f} % {words}"
 
@@ -121,12 +121,12 @@ def _reward_cell(group: RolloutGroup, index: int) -> str:
     return f"{total} ({parts})" if parts else total
 
 
-# Below this, sharing hardly shows in a step's time, and its owner should know what to change.
+# Below this, sharing hardly affects a step's time, and the line says which settings to change.
 LITTLE_GAIN = 1.3
 
 
 def sharing_line(values: Mapping[str, float | None], share: bool = True) -> str:
-    """From the metrics of one training step; ``share``: ``model.share_prefix``.
+    """The effect of sharing in one training step, and why it is small; ``share``: ``model.share_prefix``.
 
     sharing is on: 16 groups, 52,480 tokens computed instead of 310,272 repeated (5.9x fewer through every linear
     layer); 3 questions begin like another one of their micro-batch (8,192 tokens more saved)
@@ -158,7 +158,7 @@ def sharing_line(values: Mapping[str, float | None], share: bool = True) -> str:
 
 
 def generation_line(values: Mapping[str, float | None], share: bool = True) -> str:
-    """What the first step's generation shared.
+    """The effect of sharing in the first step's generation.
 
     generation: 2,288 prompt tokens prefilled once for all rollouts, 2,048 after what prompts share; 412 new tokens/s;
     keys and values booked up to 0.013 GiB

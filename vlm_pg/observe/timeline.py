@@ -22,7 +22,7 @@ from vlm_pg.observe.run_folder import RunFolder
 
 
 class Slice(NamedTuple):
-    """One phase of one rank. Microseconds are those since 1970; ``step``: 0 outside of steps."""
+    """One phase of one rank. Times in microseconds since 1970; ``step`` is 0 outside of steps."""
 
     name: str
     start_us: int
@@ -32,7 +32,7 @@ class Slice(NamedTuple):
 
 @dataclass
 class Timeline:
-    """What this process has done, and when; an observer of its phases.
+    """Records this process's phases, as an observer of ``Phases``, and writes those of all ranks.
 
     Args:
         megabytes: of the files, at most; 0 writes none. The same on all ranks.
@@ -40,14 +40,14 @@ class Timeline:
 
     ranks: RankLayout
     megabytes: int
-    _file: _Rotating | None = None
+    _file: _RotatingTrace | None = None
     _opened: bool = False
     _step: int = 0
     _ended: list[Slice] = field(default_factory=list)
     _begun_us: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # Slices must nest and none may go backwards, so the wall clock, which is set now and then, is asked once.
+        # Slices must nest and never go backwards, so the wall clock, which may be adjusted, is read once.
         self._origin_seconds = time.time() - time.perf_counter()
 
     def begun(self, name: str) -> None:
@@ -60,7 +60,7 @@ class Timeline:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around all that belongs to one step."""
+        """Around everything that belongs to one step."""
         self._step = number
         self.begun("step")
         try:
@@ -70,16 +70,16 @@ class Timeline:
             self._step = 0
 
     def open(self, folder: RunFolder) -> None:
-        """From here on there is a file to hand in to. A collective."""
+        """Open the file on rank 0. A collective."""
         if not self.megabytes:
             return
         hosts = gather_objects(socket.gethostname())
         self._opened = True
         if self.ranks.is_first:
-            self._file = _Rotating(folder, self.megabytes * 2**20 // 2, _names(hosts))
+            self._file = _RotatingTrace(folder, self.megabytes * 2**20 // 2, _rank_names(hosts))
 
     def hand_in(self) -> None:
-        """Write what all ranks have ended since the last time. A collective."""
+        """Write the phases of all ranks that ended since the last call. A collective."""
         if not self._opened:
             return
         of_ranks = gather_objects(self._take())
@@ -87,9 +87,9 @@ class Timeline:
             self._file.append(_events(of_ranks))
 
     def close(self) -> None:
-        """No collective, for the others may be gone: of what was not handed in only rank 0's is written."""
+        """Write rank 0's remaining phases. No collective, for other ranks may be gone."""
         if self._file is not None:
-            with suppress(OSError):  # the run has ended, and what ended it is told
+            with suppress(OSError):  # the run has ended, and its error is printed
                 self._file.append(_events([self._take()]))
                 self._file.close()
             self._file = None
@@ -102,15 +102,15 @@ class Timeline:
         return round((self._origin_seconds + time.perf_counter()) * 1e6)
 
 
-def _names(hosts: Sequence[str]) -> list[dict[str, Any]]:
-    """What rows are called, in the order of ranks."""
+def _rank_names(hosts: Sequence[str]) -> list[dict[str, Any]]:
+    """Names of the rows, in the order of ranks."""
     events = []
     for rank, host in enumerate(hosts):
-        around = {"ph": "M", "pid": rank, "tid": 0}
+        common = {"ph": "M", "pid": rank, "tid": 0}
         events += [
-            {"name": "process_name", **around, "args": {"name": f"rank {rank} ({host})"}},
-            {"name": "process_sort_index", **around, "args": {"sort_index": rank}},
-            {"name": "thread_name", **around, "args": {"name": "phases"}},
+            {"name": "process_name", **common, "args": {"name": f"rank {rank} ({host})"}},
+            {"name": "process_sort_index", **common, "args": {"sort_index": rank}},
+            {"name": "thread_name", **common, "args": {"name": "phases"}},
         ]
     return events
 
@@ -132,22 +132,22 @@ def _events(of_ranks: Iterable[Sequence[Slice]]) -> list[dict[str, Any]]:
     ]
 
 
-class _Rotating:
-    """trace.json; beyond ``most_bytes`` it becomes trace.before.json, in the place of an earlier one.
+class _RotatingTrace:
+    """trace.json; beyond ``max_bytes`` it becomes trace.before.json and replaces an earlier one.
 
     Args:
-        names: events that every file begins with.
+        names: events at the start of every file.
     """
 
-    def __init__(self, folder: RunFolder, most_bytes: int, names: Sequence[dict[str, Any]]):
-        self._folder, self._most_bytes, self._names = folder, most_bytes, names
+    def __init__(self, folder: RunFolder, max_bytes: int, names: Sequence[dict[str, Any]]):
+        self._folder, self._max_bytes, self._names = folder, max_bytes, names
         self._file = ArrayFile(folder.trace)
         # Again after a resume: ranks may be on other hosts.
         self._file.append(names)
 
     def append(self, events: Sequence[dict[str, Any]]) -> None:
         self._file.append(events)
-        if self._file.num_bytes > self._most_bytes:
+        if self._file.num_bytes > self._max_bytes:
             self._file.close()
             self._folder.trace.replace(self._folder.trace_before)
             self._file = ArrayFile(self._folder.trace)
@@ -163,61 +163,57 @@ _TAIL_BYTES = 2**16
 
 
 class ArrayFile:
-    """A file that is a whole JSON array after every ``append``.
+    """A file that is a complete JSON array after every ``append``.
 
-    A writer that is killed leaves a whole one but for a moment so short that it is hardly ever met: where a call's data
-    lie on two pages of memory, the kernel may end the process between them. An array that is there already is gone on
-    with; of one that was cut off (so, by a full disk or a power cut) the last event is lost. What is no array is moved
-    to ``<name>.damaged``.
+    A killed writer leaves a complete array, except for the rare case that the kernel ends the process between two
+    memory pages of one write. An existing array is continued; if it was truncated (by that, a full disk or a power cut)
+    its last event is lost. Anything else is moved to ``<name>.damaged``.
     """
 
     def __init__(self, path: Path):
         self._path = path
-        self._end = _end_of_items(path)
-        if self._end is None:
+        end = _end_of_items(path)
+        if end is None:
             path.rename(path.with_name(f"{path.name}.damaged"))
-            self._end = 0
-        if not self._end:
-            # Under its name it is whole from the beginning.
+        if not end:
+            # Under its name it is complete from the start.
             new = path.with_name(f".{path.name}.new")
             new.write_bytes(_OPEN + _CLOSE)
             new.replace(path)
-            self._end = len(_OPEN)
+        self._end = end or len(_OPEN)
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._write(_CLOSE, self._end)
         os.truncate(self._file, self.num_bytes)
 
     @property
     def num_bytes(self) -> int:
-        assert self._end is not None
         return self._end + len(_CLOSE)
 
     def append(self, items: Sequence[Any]) -> None:
         """Add items at the array's end; an error names the file."""
         if not items:
             return
-        assert self._end is not None
         lines = _BETWEEN.join(json.dumps(item, separators=(",", ":")).encode() for item in items)
         lines = lines if self._end == len(_OPEN) else _BETWEEN + lines
-        # One call, so that a process that is killed has made it or, within a page, not.
+        # One call, so that a killed process has made it or, within a page, not.
         self._write(lines + _CLOSE, self._end)
         self._end += len(lines)
 
     def close(self) -> None:
         os.close(self._file)
 
-    def _write(self, data: bytes, place: int) -> None:
+    def _write(self, data: bytes, offset: int) -> None:
         try:
             while data:
-                written = os.pwrite(self._file, data, place)
-                data, place = data[written:], place + written
+                written = os.pwrite(self._file, data, offset)
+                data, offset = data[written:], offset + written
         except OSError as error:
             error.filename = str(self._path)
             raise
 
 
 def _end_of_items(path: Path) -> int | None:
-    """Where the last item of the array in a file ends; 0 where nothing is there yet, None if it holds no array."""
+    """Offset behind the last item of the array in a file; 0 for an empty or missing file, None for no array."""
     if not path.is_file() or not path.stat().st_size:
         return 0
     with path.open("rb") as file:

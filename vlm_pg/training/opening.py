@@ -14,7 +14,7 @@ from vlm_pg.config import RunConfig, dump_config
 from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ConfigError
 from vlm_pg.files import find_non_finite
-from vlm_pg.observe.run_folder import Presence, RunFolder, refuse_what_is_no_run
+from vlm_pg.observe.run_folder import Presence, RunFolder, refuse_no_run_folder
 from vlm_pg.observe.run_lock import LOCK, RunLock
 from vlm_pg.training.saving import changed_settings, set_aside
 
@@ -47,7 +47,7 @@ class OpenFolder:
 
     def _lock_earlier_run(self) -> str | None:
         try:
-            refuse_what_is_no_run(self.path)
+            refuse_no_run_folder(self.path)
             if self.path.is_dir():
                 self._take_lock()
         except (ConfigError, OSError) as error:

@@ -14,7 +14,7 @@ from tests.support.checking import CLEAN, Folder, Record, about, record
 from tests.support.groups import tiny_policy
 from tests.support.processes import ROOT
 from vlm_pg import cli
-from vlm_pg.check.lengths import LengthRules, Lengths, measured
+from vlm_pg.check.lengths import LengthRules, PromptLengths, measured
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import parse_record, read_records
@@ -281,8 +281,8 @@ def test_prompts_are_measured_alike_in_processes(monkeypatch: pytest.MonkeyPatch
     questions = [(one, (facts,)) for one in asked]
     found = []
     for alone in (10**6, 0):
-        monkeypatch.setattr("vlm_pg.check.lengths.ALONE", alone)
-        with Lengths(2, WeightlessPolicy(model)) as lengths:
+        monkeypatch.setattr("vlm_pg.check.lengths.IN_PROCESS_PROMPTS", alone)
+        with PromptLengths(2, WeightlessPolicy(model)) as lengths:
             halves = lengths.start(questions[:7], rules), lengths.start(questions[7:], rules)
             found.append([length for half in halves for length in half()])
             assert (lengths._pool is not None) == (alone == 0)

@@ -105,7 +105,7 @@ def test_prompts_under_a_protocol_are_measured_alike_in_processes(
     held = [record(number, problem="Which? " * number) for number in range(1, 40)]
     found = []
     for alone in (10**6, 0):
-        monkeypatch.setattr("vlm_pg.check.lengths.ALONE", alone)
+        monkeypatch.setattr("vlm_pg.check.lengths.IN_PROCESS_PROMPTS", alone)
         assert folder.check((), held, media={"workers": 2}, **protocol_of(folder))[0] == 0
         found.append(tokens(folder))
     assert found[0] == found[1]

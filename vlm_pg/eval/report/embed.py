@@ -26,17 +26,31 @@ from vlm_pg.observe.text import one_line, visible
 from vlm_pg.types import right_letters
 
 PAGE_QUESTIONS = 200
+# Outcomes of a question, by its score (mean@n).
+WRONG, PARTLY, RIGHT, NO_VALUE = range(4)
+# Flags to filter by; a question has the sum of those that apply.
+UNPARSED, DISAGREEING, TRUNCATED, BAD_MEDIA, OTHERS_DIFFER, JUDGED = 1, 2, 4, 8, 16, 32
+
+_MAX_OPTIONS, _MAX_OUTPUTS, _MAX_DETAILS, _MAX_MARKS = 50, 64, 40, 32
+_OPTION_CHARACTERS, _SHORT_CHARACTERS, _PREVIEW_CHARACTERS = 500, 300, 130
+
+HEIGHT, WIDTH = 120, 320  # of a thumbnail at most, in pixels
+_KEPT_BYTES = 8_000  # a JPEG up to this size is embedded unchanged
+_MAX_SOURCE_BYTES = 20_000_000
+_QUALITY = 60
+_CHUNK_CHARACTERS = 1_000_000
 _Frames = dict[tuple[str, int], dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class Room:
-    """How large a report may become.
+    """Limits of a report's size.
 
-    ``text``, ``frames``: characters that the compressed texts and the thumbnails may take in the page.
-    ``questions``: how many questions at most. ``lengths``: to how many characters a text is cut, ``frames_each``: how
-    many frames of a question are taken: the first with which all of them fit; what does not fit with the last is left
-    out.
+    Args:
+        text, frames: characters of the compressed texts and of the thumbnails in the page.
+        questions: at most.
+        lengths: characters to which a text is cut; the first with which all questions fit, or the last.
+        frames_each: frames of a question; the first with which all questions fit, or the last.
     """
 
     text: int = 60_000_000
@@ -48,7 +62,7 @@ class Room:
 
 @dataclass
 class Embedded:
-    """What the page carries of the questions. ``left_out``: sentences that say what it does not."""
+    """The questions in the page. ``left_out``: sentences on what it lacks."""
 
     index: str
     pages: list[str]
@@ -65,70 +79,58 @@ def embed(results: Results, others: Sequence[tuple[str, Marks]], room: Room | No
         room: its size; a little below 100 MB by default.
     """
     room = room or Room()
-    pool, frames, most = _take_frames(results, room)
-    packed = None
-    for length in room.lengths:
-        packed = _Packed(length, room)
-        for name, place, answered in _questions(results):
-            scores = [_score_in(marks, name, answered) for _, marks in others]
-            if not packed.add(name, answered, frames.get((name, place)), (name, place) in frames, scores):
-                break
-        packed.close_page()
-        if not packed.full:
-            break
-    assert packed is not None
-    return Embedded(
-        index=_compressed(packed.index([label(name) for name, _ in others])),
-        pages=packed.pages,
-        frames=pool.chunks(),
-        left_out=_left_out(results, packed, frames, most),
-        num_questions=packed.count,
-    )
-
-
-def _questions(results: Results) -> Iterator[tuple[str, int, Answered]]:
-    """Set, place in its file, question."""
-    for name in results.answers:
-        for place, (answered, _) in enumerate(results.rows(name)):
-            yield name, place, answered
-
-
-def _take_frames(results: Results, room: Room) -> tuple[FramePool, _Frames, int]:
-    """The frames of each question that has some, None where there was no room, and how many of a question at most."""
     for most in room.frames_each:
         pool, frames = FramePool(results.folder), _Frames()
         if _fill(results, room, most, pool, frames):
             break
-    return pool, frames, most
+    for length in room.lengths:
+        pages = _Pages(length, room)
+        for name, place, answered in _questions(results):
+            marks = [of_run.get(name, {}).get(str(answered.sample_id)) for _, of_run in others]
+            scores = [None if mark is None else mark.score for mark in marks]
+            if not pages.add(name, answered, frames.get((name, place)), (name, place) in frames, scores):
+                break
+        pages.close_page()
+        if not pages.full:
+            break
+    return Embedded(
+        index=_compressed(pages.index([label(name) for name, _ in others])),
+        pages=pages.pages,
+        frames=pool.chunks(),
+        left_out=_left_out(results, pages, frames, most),
+        num_questions=pages.count,
+    )
+
+
+def _questions(results: Results) -> Iterator[tuple[str, int, Answered]]:
+    """Set, index in its file, question."""
+    for name in results.answers:
+        for index, (answered, _) in enumerate(results.rows(name)):
+            yield name, index, answered
 
 
 def _fill(results: Results, room: Room, most: int, pool: FramePool, frames: _Frames) -> bool:
-    """Take ``most`` frames of a question. False as soon as one has no room, unless there is no smaller number to try.
+    """Add up to ``most`` frames of each question to the pool; None where there was no room for them.
 
-    Sets share the room equally, and what one leaves the next may use. Of a set, questions that are not wholly right
-    come first: they are what one looks at.
+    False as soon as a question has no room, unless there is no smaller number of frames to try. Sets share the room
+    equally, and the next may use what one leaves. Within a set, questions that are not entirely right come first.
     """
     last = most == room.frames_each[-1]
     for done, name in enumerate(results.answers):
         limit = pool.size + (room.frames - pool.size) // (len(results.answers) - done)
         for right in (False, True):
-            for place, (answered, shown) in enumerate(results.rows(name)):
+            for index, (answered, shown) in enumerate(results.rows(name)):
                 if shown.get("frames") and right == (outcome_of(answered) == RIGHT):
-                    found = frames[name, place] = pool.add(shown, most, limit)
+                    found = frames[name, index] = pool.add(shown, most, limit)
                     if found is None and not last:
                         return False
                     if found is None:
-                        limit = 0  # from now on only frames that the pool has already
+                        limit = 0  # from now on only frames that the pool already has
     return True
 
 
-def _score_in(marks: Marks, name: str, answered: Answered) -> float | None:
-    mark = marks.get(name, {}).get(str(answered.sample_id))
-    return None if mark is None else mark.score
-
-
 @dataclass
-class _Packed:
+class _Pages:
     """Questions packed so far, with texts cut to ``length`` characters. ``full``: a page of them had no room."""
 
     length: int
@@ -150,7 +152,7 @@ class _Packed:
         has_frames: bool,
         scores: Sequence[float | None],
     ) -> bool:
-        """Take a question; False if there is no more room, for it or for the page that it was the last of."""
+        """Add a question; False if there is no more room, for it or for the page that it completed."""
         if self.full or self.count >= self.room.questions:
             return False
         score = score_of(answered)
@@ -180,7 +182,7 @@ class _Packed:
         return not self.full
 
     def close_page(self) -> None:
-        """Compress the questions that wait for their page to fill; drop them again if it is too large."""
+        """Compress the questions of the open page; drop them if it is too large."""
         if not self._waiting:
             return
         page = _compressed(self._waiting)
@@ -195,7 +197,7 @@ class _Packed:
         self._waiting = []
 
     def index(self, others: Sequence[str]) -> dict[str, Any]:
-        """What the browser keeps of all questions, a column a key."""
+        """The columns of all questions, which the browser keeps."""
         return {
             "page": PAGE_QUESTIONS,
             "sets": list(self._sets),
@@ -205,32 +207,31 @@ class _Packed:
         }
 
 
-def _left_out(results: Results, packed: _Packed, frames: _Frames, most: int) -> list[str]:
-    said = []
+def _left_out(results: Results, pages: _Pages, frames: _Frames, most: int) -> list[str]:
+    sentences = []
     total = sum(1 for _ in _questions(results))
-    if packed.count < total:
-        said.append(
-            f"The first {packed.count:,} of {total:,} questions can be looked at here; the others are in the folder's "
+    if pages.count < total:
+        sentences.append(
+            f"The first {pages.count:,} of {total:,} questions can be looked at here; the others are in the folder's "
             "answers files alone. Figures are of all of them."
         )
-    if packed.length < packed.room.lengths[0]:
-        said.append(
-            f"Of texts longer than {packed.length:,} characters only beginning and end are shown here, to keep this "
+    if pages.length < pages.room.lengths[0]:
+        sentences.append(
+            f"Of texts longer than {pages.length:,} characters only beginning and end are shown here, to keep this "
             "file small; the whole is in the folder's answers files."
         )
-    if most < packed.room.frames_each[0] and frames:
-        said.append(f"At most {most} frames of a question are shown, evenly spaced, to keep this file small.")
+    if most < pages.room.frames_each[0] and frames:
+        sentences.append(f"At most {most} frames of a question are shown, evenly spaced, to keep this file small.")
     absent = sum(found is None for found in frames.values())
     if absent:
-        said.append(
+        sentences.append(
             f"Frames of {len(frames) - absent:,} of {len(frames):,} questions are shown; those of {absent:,} are left "
             "out to keep this file small. Questions that were not answered right came first."
         )
-    said += [
+    return sentences + [
         f"{name}: {count:,} line(s) are no question with its answers and were left out."
         for name, count in results.damaged.items()
     ]
-    return said
 
 
 def _compressed(value: Any) -> str:
@@ -239,13 +240,7 @@ def _compressed(value: Any) -> str:
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
-# Outcomes of a question, by its score (mean@n).
-WRONG, PARTLY, RIGHT, NO_VALUE = range(4)
-# What else one looks for; a question has the sum of those it meets.
-UNPARSED, DISAGREEING, TRUNCATED, BAD_MEDIA, OTHERS_DIFFER, JUDGED = 1, 2, 4, 8, 16, 32
-
-_MAX_OPTIONS, _MAX_OUTPUTS, _MAX_DETAILS, _MAX_MARKS = 50, 64, 40, 32
-_OPTION_CHARACTERS, _SHORT_CHARACTERS, _PREVIEW_CHARACTERS = 500, 300, 130
+# ---- a question ----
 
 
 def outcome_of(answered: Answered) -> int:
@@ -257,8 +252,8 @@ def outcome_of(answered: Answered) -> int:
 
 
 def flags_of(answered: Answered) -> int:
-    """UNPARSED: some output gives no answer. DISAGREEING: not all of them give the same. TRUNCATED: some was cut off.
-    BAD_MEDIA: the question could not be asked. JUDGED: a judge model decided about some.
+    """UNPARSED: some output gives no answer. DISAGREEING: outputs differ. TRUNCATED: some output was cut off.
+    BAD_MEDIA: the question could not be asked. JUDGED: a judge model decided about some output.
     """
     answers = {str(one.reading.answer) if one.reading.answer is not None else None for one in answered.outputs}
     return (
@@ -271,7 +266,7 @@ def flags_of(answered: Answered) -> int:
 
 
 def marks_of(answered: Answered) -> str:
-    """A character an output, for the row of squares: its score in tenths ("0" to "9", "A" for 1), "-" without one."""
+    """A character per output, for the row of squares: its score in tenths ("0" to "9", "A" for 1), "-" without one."""
     scores = [number_or_none(one.reading.score) if one.reading.counts else None for one in answered.outputs]
     tenths = ["-" if score is None else "0123456789A"[int(10 * min(max(score, 0.0), 1.0))] for score in scores]
     return "".join(tenths[:_MAX_MARKS]) + ("+" if len(tenths) > _MAX_MARKS else "")
@@ -284,16 +279,18 @@ def preview_of(answered: Answered) -> str:
 
 
 def detail_of(answered: Answered, limit: int) -> dict[str, Any]:
-    """All that is shown of a question; texts longer than ``limit`` characters lose their middle, and say how much."""
+    """All data of a question; texts longer than ``limit`` characters lose their middle."""
     options, more_options = first(answered.options, _MAX_OPTIONS)
     outputs, more_outputs = first(answered.outputs, _MAX_OUTPUTS)
     details = answered.details if isinstance(answered.details, dict) else {}
+    has_letters = answered.kind in ("multiple_choice", "multiple_select")
+    letters = right_letters(str(answered.gold)) if has_letters else set()
     return {
         "question": pieces(answered.question, limit),
         "options": [_short(option, _OPTION_CHARACTERS) for option in options],
         "more_options": more_options,
         "gold": _short(answered.gold, _OPTION_CHARACTERS),
-        "gold_at": _gold_options(answered, options),
+        "gold_at": [index for index, option in enumerate(options) if str(option).split(".", 1)[0] in letters],
         "kind": label(answered.kind),
         "cluster": _short(answered.cluster),
         "details": [
@@ -331,7 +328,7 @@ def _judged(judged: Judged, limit: int) -> dict[str, Any]:
 
 
 def pieces(text: object, limit: int) -> list[str | int]:
-    """``[text]``, or of a longer one ``[beginning, number of characters left out, end]``: answers stand at the end."""
+    """``[text]``, or of a longer one ``[beginning, number of omitted characters, end]``: answers stand at the end."""
     words = str(text)
     if len(words) <= limit:
         return [visible(words)]
@@ -344,23 +341,11 @@ def _short(text: object, limit: int = _SHORT_CHARACTERS) -> str:
     return visible(words) if len(words) <= limit else visible(words[:limit]) + " …"
 
 
-def _gold_options(answered: Answered, options: list[str]) -> list[int]:
-    """Places of the right options among those shown."""
-    if answered.kind not in ("multiple_choice", "multiple_select"):
-        return []
-    letters = right_letters(str(answered.gold))
-    return [place for place, option in enumerate(options) if str(option).split(".", 1)[0] in letters]
-
-
-HEIGHT, WIDTH = 120, 320  # of a thumbnail at most, in pixels
-_KEPT_BYTES = 8_000  # a JPEG up to this size is taken as it is
-_MAX_SOURCE_BYTES = 20_000_000
-_QUALITY = 60
-_CHUNK_CHARACTERS = 1_000_000
+# ---- frames ----
 
 
 class FramePool:
-    """Collects thumbnails; ``chunks`` are JSON lists of them in base64, which the page decodes when they are shown.
+    """Collects frames as small JPEGs, each once; ``chunks`` are JSON lists of them in base64.
 
     Args:
         folder: the results folder; no picture outside of it is read.
@@ -368,22 +353,23 @@ class FramePool:
 
     def __init__(self, folder: Path):
         self._folder = folder.resolve()
+        # By the hash of its source: chunk and index of a picture, or why there is none.
         self._places: dict[bytes, tuple[int, int] | str] = {}
         self._chunks: list[list[str]] = [[]]
         self._in_chunk = 0
         self.size = 0
 
     def chunks(self) -> list[str]:
-        """Each as it stands in the page."""
+        """The lists as JSON."""
         return [json.dumps(chunk, separators=(",", ":")) for chunk in self._chunks if chunk]
 
     def add(self, shown: dict[str, Any], most: int, room: int) -> dict[str, Any] | None:
-        """Take a question's frames, at most ``most`` of them, evenly spaced.
+        """Add a question's frames, at most ``most`` of them, evenly spaced.
 
         Returns:
-            ``{"at": [[chunk, place], ...], "seconds": [...], "why": "..."}``: where they are, the time of each (None if
-            unknown), and what is amiss with those that could not be used ("" where nothing is). None if taking them
-            would make the pool larger than ``room`` characters; then none of them is taken.
+            ``{"at": [[chunk, index], ...], "seconds": [...], "why": "..."}``: where they are, the time of each (None if
+            unknown), and the fault of one that could not be used ("" if none). None, and nothing is added, if they
+            would make the pool larger than ``room`` characters.
         """
         frames = shown.get("frames")
         frames = frames if isinstance(frames, list) else []
@@ -404,7 +390,7 @@ class FramePool:
                 faults[key] = visible(str(error))[:300]
         if new and self.size + sum(map(len, new.values())) > room:
             return None
-        self._places.update({key: self._place(picture) for key, picture in new.items()})
+        self._places.update({key: self._keep(picture) for key, picture in new.items()})
         self._places.update(faults)
         found = [(self._places[key], number_or_none(times[index])) for key, index in zip(keys, chosen, strict=True)]
         return {
@@ -413,7 +399,7 @@ class FramePool:
             "why": next((place for place, _ in found if isinstance(place, str)), ""),
         }
 
-    def _place(self, picture: str) -> tuple[int, int]:
+    def _keep(self, picture: str) -> tuple[int, int]:
         if self._in_chunk + len(picture) > _CHUNK_CHARACTERS and self._chunks[-1]:
             self._chunks.append([])
             self._in_chunk = 0
@@ -423,7 +409,7 @@ class FramePool:
         return len(self._chunks) - 1, len(self._chunks[-1]) - 1
 
     def _bytes_of(self, source: object) -> bytes:
-        """What a data URI or a path inside the folder holds. Raises ValueError, OSError."""
+        """The content of a data URI or of a path inside the folder. Raises ValueError, OSError."""
         if not isinstance(source, str):
             raise ValueError("a frame is neither a data URI nor a path")
         if source.startswith("data:"):
@@ -445,7 +431,7 @@ class FramePool:
 
 
 def small_jpeg(data: bytes) -> bytes:
-    """A picture as a JPEG of a few kilobytes; a JPEG that is small already stays as it is.
+    """A picture as a JPEG of a few kilobytes; a JPEG that is already small is returned unchanged.
 
     Raises:
         OSError, ValueError, SyntaxError, Image.DecompressionBombError: it is no picture that can be read.

@@ -15,7 +15,7 @@ from vlm_pg.observe.report.markup import dict_at, duration, number, number_or_no
 from vlm_pg.observe.report.read import RunData, is_step
 from vlm_pg.observe.text import one_line
 
-# Name for people and CSS class, in the order of a run.
+# Name and CSS class, in the order of a run.
 PHASES = {
     "setup": ("set-up", "p0"),
     "eval_before": ("evaluation before", "p1"),
@@ -35,7 +35,7 @@ _OTHER = "p11"
 
 
 def name_of(phase: str) -> str:
-    """For people."""
+    """Its name in the report."""
     return PHASES[phase][0] if phase in PHASES else phase.replace("_", " ")
 
 
