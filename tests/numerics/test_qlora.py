@@ -17,7 +17,7 @@ from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import load_reference
 from vlm_pg.models.settings import LoraSettings, ModelSettings
-from vlm_pg.models.weights import BYTES_PER_WEIGHT, is_quantized, num_elements, num_weights
+from vlm_pg.models.weights import BYTES_PER_WEIGHT, is_quantized, num_elements
 from vlm_pg.plan.shape import shape_of
 from vlm_pg.types import ResponseGroup
 from vlm_pg.verify.compare import errors
@@ -84,11 +84,11 @@ def test_which_weights_are_in_4_bits(family: str) -> None:
     for name, weight in policy.model.named_parameters():
         assert weight.requires_grad == (".lora_" in name)
         if is_quantized(weight):
-            assert weight.dtype == torch.uint8 and 2 * weight.numel() == num_weights(weight) == num_elements(weight)
+            assert weight.dtype == torch.uint8 and 2 * weight.numel() == num_elements(weight)
         whole += 0 if ".lora_" in name else num_elements(weight)
     assert whole == sum(p.numel() for p in before.parameters())
     weights = shape_of(before.config, ModelSettings(path="tiny")).weights
-    assert weights.linear == sum(num_weights(p) for p in policy.model.parameters() if is_quantized(p))
+    assert weights.linear == sum(num_elements(p) for p in policy.model.parameters() if is_quantized(p))
 
 
 @pytest.mark.usefixtures("bnb")
