@@ -1,4 +1,4 @@
-"""The errors users see. Each message says what came, what is allowed, and what to do next."""
+"""The errors users see. Each message names the value, the allowed values and the next action."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TooManyBadSamples(VlmPgError):
 
 
 class RankLost(Exception):
-    """Another rank has gone or failed, so this one cannot go on; it has been said which."""
+    """Another rank has died or failed, so this one cannot continue; the rank has been logged."""
 
 
 # Exit code of a process that ends because another rank is lost (EX_TEMPFAIL: the same command may succeed later).

@@ -36,7 +36,7 @@ AnswerKind = Literal[
     "yes_no",
 ]
 ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
-# Tokens of Qwen's conversations that no text of a record or of settings may have, whatever the model's tokenizer.
+# Tokens of Qwen's conversations that no text of a record or of settings may contain, for any tokenizer.
 CONTROL_TOKEN = re.compile(
     r"<\|(?:vision_start|vision_end|vision_pad|image_pad|video_pad|im_start|im_end|endoftext)\|>"
 )
@@ -187,7 +187,7 @@ class Prompt:
     first video have an equal first key. Times are not in it: a video's seconds show in token ids or positions.
     ``response_start``: position of the first response token; needed only where the prompt ends in a visual token.
     ``subtitles``: the lines that stand before the question, "" for none.
-    ``words``: what was asked, for whoever asks it of somebody else; None where that is not known.
+    ``words``: the text before the chat template, for servers; None where it is unknown.
     ``preview``: a few uint8 [height, width, 3] thumbnails, and their times, for people.
     ``features``: the vision tower's output for these media, once it has run.
     """

@@ -6,6 +6,7 @@ they see the same completions.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +17,33 @@ trl = pytest.importorskip("trl")
 pytest.importorskip("datasets")
 
 from tests.support.processes import launch_ranks  # noqa: E402
-from tests.support.trl import Recorded, assert_equal_training  # noqa: E402
+from tests.support.trl import Recorded  # noqa: E402
+from tests.support.trl_cases import Case, compare  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "case",
     [
-        {},
-        {"gradient_checkpointing": True},
-        {"beta": 0.1},
+        Case({}),
+        Case({"gradient_checkpointing": True}),
+        Case({"beta": 0.1}),
         # Old log-probabilities are scored without gradient; the groups are scattered over two batches.
-        {"num_iterations": 2, "max_steps": 2, "per_device_train_batch_size": 4, "steps_per_generation": 2},
-        {"mask_truncated_completions": True},
+        Case({"num_iterations": 2, "max_steps": 2, "per_device_train_batch_size": 4, "steps_per_generation": 2}),
+        Case({"mask_truncated_completions": True}),
+        Case({"generation_kwargs": {}}, {"family": "qwen2", "pictures": False}),
+        Case({"num_generations_eval": 2, "per_device_eval_batch_size": 2, "beta": 0.1}, evaluate=True),
     ],
-    ids=["default", "checkpointing", "reference", "iterations", "truncated"],
+    ids=["default", "checkpointing", "reference", "iterations", "truncated", "a text model", "evaluation"],
 )
-def test_a_step_equals_trls_own(settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    theirs = Recorded(trl.GRPOTrainer, tmp_path, **settings)
-    theirs.trainer.train()
-    ours = Recorded(GroupedGRPOTrainer, tmp_path, **settings)
-    ours.trainer.train()
-    assert_equal_training(ours, theirs)
+def test_a_step_equals_trls_own(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours, _ = compare(replace(case, settings={"max_steps": 1} | case.settings), tmp_path)
     printed = capsys.readouterr().out
     assert printed.count("vlm_pg: ") == 1
-    assert "responses of 2 prompt(s) through the model as" in printed
-    assert ours.logged["vlm_pg/tokens_saved"] > 0
-    assert ours.logged["vlm_pg/sharing_ratio"] > 1
-
-
-def test_a_text_models_step_equals_trls_own(tmp_path: Path) -> None:
-    """No media, and nothing that must not be sampled."""
-    settings: dict[str, Any] = {"family": "qwen2", "pictures": False, "generation_kwargs": {}}
-    theirs = Recorded(trl.GRPOTrainer, tmp_path, **settings)
-    theirs.trainer.train()
-    ours = Recorded(GroupedGRPOTrainer, tmp_path, **settings)
-    ours.trainer.train()
-    assert_equal_training(ours, theirs)
-    assert ours.logged["vlm_pg/sharing_ratio"] > 1
-
-
-def test_under_autocast_it_is_as_near_as_bf16_allows(tmp_path: Path) -> None:
-    """TRL's default: fp32 weights, bf16 activations."""
-    theirs = Recorded(trl.GRPOTrainer, tmp_path, bf16=True)
-    theirs.trainer.train()
-    ours = Recorded(GroupedGRPOTrainer, tmp_path, bf16=True)
-    ours.trainer.train()
-    assert ours.losses == pytest.approx(theirs.losses, abs=1e-2)
-    mine, expected = (torch.cat([g.flatten() for g in run.gradients[0].values()]) for run in (ours, theirs))
-    assert (mine - expected).norm() < 0.1 * expected.norm()
+    assert "prompt(s) through the model as" in printed
+    logged = {name.removeprefix("eval_"): value for name, value in ours.trainer.state.log_history[0].items()}
+    assert logged["vlm_pg/tokens_saved"] > 0
+    assert logged["vlm_pg/sharing_ratio"] > 1
 
 
 def test_two_processes_sum_the_same_gradients(tmp_path: Path) -> None:
@@ -73,33 +52,15 @@ def test_two_processes_sum_the_same_gradients(tmp_path: Path) -> None:
     assert "gradients of 2 processes equal under DistributedDataParallel" in printed
 
 
-def test_evaluation_scores_the_same(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"num_generations_eval": 2, "per_device_eval_batch_size": 2, "beta": 0.1}
-    ours, theirs = (Recorded(kind, tmp_path, **settings).trainer for kind in (GroupedGRPOTrainer, trl.GRPOTrainer))
-    results = []
-    for trainer in (ours, theirs):
-        torch.manual_seed(0)
-        results.append(trainer.evaluate())
-    for key in ("eval_loss", "eval_reward", "eval_entropy", "eval_kl"):
-        assert results[0][key] == pytest.approx(results[1][key], abs=1e-5), key
-    assert results[0]["eval_vlm_pg/tokens_saved"] > 0
-
-
 @pytest.mark.parametrize("target_modules", [["q_proj", "v_proj"], "all-linear"], ids=["language model", "tower too"])
 def test_an_adapter_trains_the_same(target_modules: Any, tmp_path: Path) -> None:
     """The reference of the KL term is the model without its adapter, in both; several steps see the same pictures."""
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=target_modules, init_lora_weights=False)
-    settings = {"peft_config": config, "beta": 0.1, "max_steps": 4, "learning_rate": 1e-4}
-    runs = []
-    for kind in (trl.GRPOTrainer, GroupedGRPOTrainer):
-        torch.manual_seed(0)
-        runs.append(Recorded(kind, tmp_path, **settings))
-        runs[-1].trainer.train()
-    theirs, ours = runs
-    assert_equal_training(ours, theirs)
+    settings = {"beta": 0.1, "max_steps": 4, "learning_rate": 1e-4}
+    ours, theirs = compare(Case(settings, {"peft_config": config}, prepare=lambda _: torch.manual_seed(0)), tmp_path)
     assert all("lora_" in name for gradients in ours.gradients for name in gradients)
-    kls = [[entry["kl"] for entry in run.trainer.state.log_history if "kl" in entry] for run in runs]
+    kls = [[entry["kl"] for entry in run.trainer.state.log_history if "kl" in entry] for run in (theirs, ours)]
     assert len(kls[0]) == 4
     assert kls[1] == pytest.approx(kls[0], rel=1e-3)
     assert min(kls[1]) > 0

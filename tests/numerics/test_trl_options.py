@@ -1,7 +1,7 @@
 """GroupedGRPOTrainer equals TRL's trainer whatever GRPOConfig says, or refuses it when it is built.
 
-Each case trains three steps with both trainers and compares responses, losses, every gradient and all metrics. The
-table in tests/support/trl_table.py says which case sets which option; a release of TRL with a new option fails here.
+Each case trains three steps with both trainers and compares responses, losses, every gradient and all metrics. A
+release of TRL with an option that no case sets, and that is in no table of tests/support/trl_cases.py, fails here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,16 @@ from tests.support.processor import HAS_AVX512  # noqa: E402
 from tests.support.runs import ROOT, save_tiny_model  # noqa: E402
 from tests.support.tiny import tiny_model  # noqa: E402
 from tests.support.trl import OPTIONS, Recorded  # noqa: E402
-from tests.support.trl_cases import CASES, FakeVLLM, with_fake_vllm  # noqa: E402
-from tests.support.trl_compare import BASE, compare  # noqa: E402
-from tests.support.trl_table import NO_EFFECT, REFUSED, SAID_TO_VLLM, TESTED  # noqa: E402
+from tests.support.trl_cases import (  # noqa: E402
+    BASE,
+    CASES,
+    NO_EFFECT,
+    REFUSED,
+    SAID_TO_VLLM,
+    FakeVLLM,
+    compare,
+    with_fake_vllm,
+)
 from vlm_pg.errors import ConfigError, ModelError  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer, check_trainer  # noqa: E402
 
@@ -40,16 +47,12 @@ FRESH = ("defaults", "defaults of a mixture" if HAS_AVX512 else "defaults of a m
 
 
 def test_every_option_is_tested_or_refused_or_without_effect() -> None:
-    tables: tuple[Any, ...] = (TESTED, SAID_TO_VLLM, REFUSED, NO_EFFECT)
-    assert sorted(FIELDS) == sorted(name for table in tables for name in table)
-    assert set(TESTED.values()) <= set(CASES)
-
-
-@pytest.mark.parametrize("name", TESTED)
-def test_the_case_sets_the_option(name: str) -> None:
-    settings = OPTIONS | BASE | CASES[TESTED[name]].settings
-    assert name in settings
-    assert settings[name] != FIELDS[name].default
+    """Tested: some case sets it to something else than its default."""
+    settings = [OPTIONS | BASE | case.settings for case in CASES.values()]
+    tested = {name for values in settings for name, value in values.items() if value != FIELDS[name].default}
+    others = [*SAID_TO_VLLM, *REFUSED, *NO_EFFECT]
+    assert len(others) == len(set(others)) and set(others) <= set(FIELDS)
+    assert set(FIELDS) - set(others) <= tested and not tested & {*SAID_TO_VLLM, *REFUSED}
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.default_suite])
@@ -74,14 +77,14 @@ def in_a_fresh_process(*arguments: str, cwd: Path = ROOT) -> str:
 def test_the_defaults_in_fresh_processes(tmp_path: Path) -> None:
     """Without AVX-512 bf16 kernels round otherwise (a mixture's 2.3 times as TRL's own): that one is in the table."""
     for name in FRESH:
-        done = ModuleProcess("tests.support.trl_compare", name, str(tmp_path / name)).finish()
+        done = ModuleProcess("tests.support.trl_cases", name, str(tmp_path / name)).finish()
         assert done.returncode == 0 and done.stdout.endswith("equal\n"), done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", CASES)
 def test_training_equals_trls_in_a_fresh_process(name: str, tmp_path: Path) -> None:
-    assert in_a_fresh_process("-m", "tests.support.trl_compare", name, str(tmp_path)).endswith("equal\n")
+    assert in_a_fresh_process("-m", "tests.support.trl_cases", name, str(tmp_path)).endswith("equal\n")
 
 
 @pytest.mark.matrix

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 import trl
 
-from tests.support.trl import Recorded, assert_equal_training
+from tests.support.trl import Recorded
+from tests.support.trl_cases import assert_equal
 from vlm_pg.distributed import end_rank
 from vlm_pg.integrations.trl import GroupedGRPOTrainer
 
@@ -23,7 +24,7 @@ def main(folder: Path) -> None:
     theirs, ours = runs
     wrapped = ours.trainer.model_wrapped
     assert isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
-    assert_equal_training(ours, theirs)
+    assert_equal(ours, theirs)
     # Each process trained on a prompt of its own: without the reduction their gradients would differ.
     norm = torch.stack([gradient.norm() for gradient in ours.gradients[0].values()])
     everywhere = [torch.empty_like(norm) for _ in range(2)]

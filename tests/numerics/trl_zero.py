@@ -11,8 +11,7 @@ import pytest
 import torch
 import trl
 
-from tests.support.trl_cases import Case
-from tests.support.trl_compare import run
+from tests.support.trl_cases import Case, run
 from vlm_pg.integrations.trl import GroupedGRPOTrainer
 
 # On a CPU DeepSpeed would compile an extension for shared memory at its first collective, which takes minutes.

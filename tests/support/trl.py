@@ -8,7 +8,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 from trl.trainer.grpo_config import GRPOConfig
@@ -164,14 +163,3 @@ def largest_error(mine: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     # Key biases cancel in the softmax: their gradient is rounding, so it is measured by the largest one.
     scales = {name: max(float(gradient.norm()), 1e-3 * largest) for name, gradient in expected.items()}
     return max((float((mine[name] - gradient).norm()) / scales[name], name) for name, gradient in expected.items())
-
-
-def assert_equal_training(ours: Recorded, theirs: Recorded) -> None:
-    assert len(theirs.losses) == len(ours.losses) > 0
-    assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
-    assert len(theirs.gradients) == len(ours.gradients) > 0
-    for mine, expected in zip(ours.gradients, theirs.gradients, strict=True):
-        error, name = largest_error(mine, expected)
-        assert error <= 1e-4, name
-    for key in ("reward", "entropy", "completions/mean_length"):
-        assert ours.logged[key] == pytest.approx(theirs.logged[key], abs=1e-4), key

@@ -1,19 +1,28 @@
-"""Runs of TRL's trainer whose settings, together, touch every option that changes loss, gradients or sampling."""
+"""Runs of TRL's trainer that touch every option of GRPOConfig, and the comparison of both trainers on one of them.
+
+``python -m tests.support.trl_cases NAME FOLDER`` runs a case in a process of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import trl
 from PIL import Image
 from trl import chat_template_utils
 from trl.trainer import grpo_trainer
 
 from tests.support.tiny import CHAT_TEMPLATE, tiny_tokenizer
-from tests.support.trl import MEDIA_TOKENS, Inputs, Recorded
+from tests.support.trl import MEDIA_TOKENS, Inputs, Recorded, largest_error
+from vlm_pg.integrations.trl import GroupedGRPOTrainer
 
 
 @dataclass(frozen=True)
@@ -283,3 +292,184 @@ CASES: dict[str, Case] = {
     "vllm, uncorrected": _vllm(vllm_importance_sampling_correction=False, off_policy_mask_threshold=0.01),
     "vllm, vespo": _vllm(vllm_importance_sampling_mode="token_mask", loss_type="vespo"),
 }  # fmt: skip
+
+# Said to vLLM alone, and compared there: test_vllm_is_asked_as_trl_asks_it.
+SAID_TO_VLLM: dict[str, object] = {
+    "vllm_mode": "server",
+    "vllm_model_impl": "transformers",
+    "vllm_enable_sleep_mode": True,
+    "vllm_structured_outputs_regex": "[a-z]+",
+    "vllm_server_base_url": "http://127.0.0.1:1",
+    "vllm_server_host": "127.0.0.1",
+    "vllm_server_port": 1,
+    "vllm_server_timeout": 1.0,
+    "vllm_group_port": 2,
+    "vllm_gpu_memory_utilization": 0.2,
+    "vllm_max_model_length": 64,
+    "vllm_tensor_parallel_size": 1,
+}
+
+# Refused by GroupedGRPOTrainer when it is built; docs/library.md names each. deepspeed: ZeRO-3.
+REFUSED = (
+    *("neftune_noise_alpha", "torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel"),
+    *("liger_kernel_config", "fp16", "fp16_full_eval", "fsdp", "fsdp_config", "deepspeed"),
+    *("ds3_gather_for_generation", "parallelism_config"),
+)
+
+
+# Options without an effect on the compared training: reason -> names.
+NO_EFFECT: dict[str, str] = {
+    name: reason
+    for reason, names in {
+        "which files are kept; scoring has no state that a checkpoint would need": (
+            "output_dir save_only_model save_strategy save_steps save_on_each_node save_total_limit "
+            "enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id hub_strategy "
+            "hub_always_push hub_revision load_best_model_at_end metric_for_best_model greater_is_better "
+            "ignore_data_skip restore_callback_states_from_checkpoint resume_from_checkpoint trust_remote_code"
+        ),
+        "which weights an optimizer projects; it is given the same gradients": "optim_target_modules",
+        "of transformers' own loss, which GRPO's trainer replaces": (
+            "average_tokens_across_devices label_smoothing_factor"
+        ),
+        "precision of a GPU's products, in both alike": "tf32",
+        "when memory is handed back": "torch_empty_cache_steps",
+        "refused by TRL's own GRPOConfig": "auto_find_batch_size",
+        "what is written where, and how often": (
+            "logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter "
+            "include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project "
+            "trackio_space_id trackio_bucket_id trackio_static_space_id log_completions log_multimodal "
+            "num_completions_to_print log_unique_prompts log_completions_hub_repo debug skip_memory_metrics"
+        ),
+        "when, and in what pieces, evaluation runs": (
+            "eval_delay prediction_loss_only eval_do_concat_batches eval_use_gather_object "
+            "eval_accumulation_steps include_for_metrics batch_eval_metrics do_train do_eval do_predict"
+        ),
+        "how processes talk to each other; test_two_processes_sum_the_same_gradients runs two": (
+            "accelerator_config ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers "
+            "ddp_static_graph ddp_backend ddp_timeout local_rank"
+        ),
+        "how samples reach the process that asks for them": (
+            "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
+            "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
+            "remove_unused_columns label_names train_sampling_strategy length_column_name"
+        ),
+        "the old name of use_transformers_continuous_batching": "use_transformers_paged",
+    }.items()
+    for name in names.split()
+}
+
+# Metrics of time, and those that only one of the two trainers writes.
+NOT_COMPARED = ("step_time", "runtime", "per_second", "vlm_pg/")
+
+
+# An epsilon that keeps Adam from turning a gradient that is rounding noise into a whole learning rate.
+BASE: dict[str, Any] = {"max_steps": 3, "adam_epsilon": 1e-2}
+
+
+def run(case: Case, trainer_class: type, folder: Path, **others: Any) -> Recorded:
+    """Three steps of one trainer."""
+    with pytest.MonkeyPatch.context() as patch:
+        if case.prepare is not None:
+            case.prepare(patch)
+        options = dict(case.options)
+        after = options.pop("after", None)
+        recorded = Recorded(trainer_class, folder, **options, **(BASE | case.settings | others))
+        if after is not None:
+            after(recorded)
+        if case.evaluate:
+            torch.manual_seed(0)
+            recorded.trainer.evaluate()
+        else:
+            recorded.trainer.train()
+    return recorded
+
+
+def compare(case: Case, folder: Path) -> tuple[Recorded, Recorded]:
+    """Run both trainers and raise AssertionError where they differ."""
+    with same_responses(None) as responses:
+        theirs = run(case, trl.GRPOTrainer, folder)
+    # Half precision samples other tokens soon, whatever weights differ by. In fp32 ours must sample the same by itself.
+    with same_responses(responses if case.rounded else None) as own:
+        ours = run(case, GroupedGRPOTrainer, folder)
+    assert own == responses
+    for mine, expected in zip(ours.inputs, theirs.inputs, strict=True):
+        assert torch.equal(mine["completion_ids"], expected["completion_ids"])
+        torch.testing.assert_close(mine["advantages"], expected["advantages"])
+    if case.rounded:
+        with same_responses(responses):
+            exact = run(case, trl.GRPOTrainer, folder, **EXACT)
+        _assert_near(ours, theirs, exact)
+    else:
+        assert_equal(ours, theirs)
+    return ours, theirs
+
+
+EXACT: dict[str, Any] = {"bf16": False, "bf16_full_eval": False, "model_init_kwargs": {"dtype": "float32"}}
+
+
+@contextmanager
+def same_responses(first: list[Any] | None) -> Iterator[list[Any]]:
+    """What a run generates, in order; with ``first``'s list the run gets that instead of its own."""
+    generate = grpo_trainer.GRPOTrainer._generate_single_turn
+    generated: list[Any] = []
+
+    def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = generate(self, *args, **kwargs)
+        generated.append(own if first is None else first[len(generated)])
+        return copy.deepcopy(generated[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo_trainer.GRPOTrainer, "_generate_single_turn", replay)
+        yield generated
+
+
+def assert_equal(ours: Recorded, theirs: Recorded) -> None:
+    assert len(theirs.losses) == len(ours.losses) > 0
+    assert ours.losses == pytest.approx(theirs.losses, rel=1e-4, abs=1e-4)
+    assert len(theirs.gradients) == len(ours.gradients)
+    assert not theirs.gradients or any(g.any() for step in theirs.gradients for g in step.values())
+    for step, (mine, expected) in enumerate(zip(ours.gradients, theirs.gradients, strict=True)):
+        if not any(gradient.any() for gradient in expected.values()):
+            assert not any(gradient.any() for gradient in mine.values())
+            continue
+        error, name = largest_error(mine, expected)
+        assert error <= 1e-4, f"gradient of {name} at step {step}: {error}"
+    _assert_metrics(ours, theirs, 1e-4)
+
+
+def _assert_metrics(ours: Recorded, theirs: Recorded, tolerance: float) -> None:
+    histories = (theirs.trainer.state.log_history, ours.trainer.state.log_history)
+    assert len(histories[0]) == len(histories[1]) > 0
+    for expected, mine in zip(*histories, strict=True):
+        for key, value in expected.items():
+            if any(part in key for part in NOT_COMPARED):
+                continue
+            assert mine[key] == pytest.approx(value, rel=tolerance, abs=tolerance), key
+
+
+def _assert_near(ours: Recorded, theirs: Recorded, exact: Recorded) -> None:
+    """Half precision: ours is no farther from TRL's, and from the truth, than twice what TRL's is from the truth."""
+    differ = [abs(a - b) for a, b in zip(theirs.losses, exact.losses, strict=True)]
+    assert ours.losses == pytest.approx(theirs.losses, abs=2 * max(differ) + 1e-3)
+    if theirs.gradients:
+        mine, expected, true = (_all_gradients(recorded) for recorded in (ours, theirs, exact))
+        rounding = (expected - true).norm()
+        assert 0 < rounding < 0.3 * true.norm()
+        assert (mine - expected).norm() <= 2 * rounding
+        assert (mine - true).norm() <= 2 * rounding
+    _assert_metrics(ours, theirs, 0.1)
+
+
+def _all_gradients(recorded: Recorded) -> torch.Tensor:
+    """Of all steps and parameters as one vector."""
+    return torch.cat([step[name].float().flatten() for step in recorded.gradients for name in sorted(step)])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    compare(CASES[sys.argv[1]], Path(sys.argv[2]))
+    print("equal")
+
+
+if __name__ == "__main__":
+    main()

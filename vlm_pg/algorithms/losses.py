@@ -38,7 +38,7 @@ def clip(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
     """min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A) of each token (PPO, arXiv 1707.06347, equation 7; separate
     bounds as in DAPO, 2503.14476). With ``dual_clip`` c, where A < 0: max(that, c * A) (1912.09729).
 
-    ``ratio_level`` says whose ratio r is, see ``log_ratios``. Log-ratios are held within +-log_ratio_clamp, which
+    ``ratio_level`` selects the ratio r, see ``log_ratios``. Log-ratios are held within +-log_ratio_clamp, which
     keeps exp finite; a held one has no gradient.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 class Entry:
     """A function, where it is, and what may not be set beside it.
 
-    ``only``: setting of the section -> the one value that the function goes with, and what is said of another.
+    ``only``: setting of the section -> the one allowed value, and the message for another.
     """
 
     function: str

@@ -20,7 +20,7 @@ def temporal_bonus(
     """Bonus of each rollout of a video question (T-GRPO, Video-R1, arXiv 2503.21776, section 3).
 
     Right answers get ``bonus`` if the group's mean accuracy is at least ``ratio`` times that of a control group, which
-    saw the same frames in a random order. Means are over what has a value. Without any valued control nobody gets the
+    saw the same frames in a random order. Means are over what has a value. Without any valued control there is no
     bonus, as nothing shows that the order of the frames was of use.
 
         accuracies [1, 0, 1, 0], control [1, 0], ratio 0.8: 0.5 >= 0.4, so [bonus, 0, bonus, 0]
@@ -47,7 +47,7 @@ def length_bonus(
 ) -> list[float]:
     """Bonus of each rollout for a right answer of a wanted length (Video-R1, arXiv 2503.21776, section 3).
 
-    Nobody gets it unless the group has more than one right answer.
+    Only in groups with more than one right answer.
 
     Args:
         accuracies: of each rollout of the group; None: no value, no bonus.

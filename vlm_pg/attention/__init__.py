@@ -1,4 +1,4 @@
-"""Attention with shared prefixes: ``PrefixTree`` says who shares what, ``grouped_attention`` computes it."""
+"""Attention with shared prefixes: ``PrefixTree`` describes the sharing, ``grouped_attention`` computes it."""
 
 from __future__ import annotations
 

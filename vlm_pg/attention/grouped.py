@@ -33,7 +33,7 @@ def grouped_attention(
     Args:
         q: [T, N, H]; T is ``tree.num_tokens``. With a plan of some rows (``reading_plan``): those rows only.
         k, v: [T, K, H]; N must be a multiple of K (grouped-query attention, never repeated in memory).
-        tree: who attends to whom.
+        tree: which tokens attend to which.
         scale: factor on the scores; default H ** -0.5.
         kernel: a kernel or its name; default: chosen by device and dtype.
         memo: where the result is kept for a recomputation (activation checkpointing), which then costs nothing here.
@@ -191,8 +191,8 @@ class _GroupedAttention(torch.autograd.Function):
             calls = plan.above
         else:
             sums = [torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (q, k, v)]
-        # A row that one further gradient is added to is rounded once, whatever the sum is kept in. Where there are more
-        # (a level above another one, keys that several levels read), they are summed in fp32.
+        # A row that one further gradient is added to is rounded once, whatever the dtype of the sum. Where there are
+        # more (a level above another one, keys that several levels read), they are summed in fp32.
         if not (whole and plan.merges_once):
             sums[0] = sums[0].to(lse.dtype)
         if not (whole and plan.keys_read_once):

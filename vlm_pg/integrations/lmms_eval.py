@@ -4,7 +4,7 @@ lmms-eval words the questions and scores the answers. Frames, prompts and genera
 are answered together and share its prefix, and the repeats of a question are samples behind one prompt. It is found
 through the entry point ``lmms_eval.models`` of this package.
 
-What cannot be done as it is asked stops the evaluation with the question's name: a medium that cannot be decoded, a
+Anything that cannot be done stops the evaluation with the question's name: a medium that cannot be decoded, a
 prompt that is too long, beam search. Nothing is answered by another question's pixels or by an empty text.
 """
 
@@ -40,7 +40,7 @@ def manifest() -> ModelManifest:
 
 @dataclass
 class _Question:
-    """One question of a task, asked once or repeatedly. ``places``: of its requests among all."""
+    """One question of a task, asked once or repeatedly. ``places``: indices of its requests."""
 
     name: str
     conversation: Conversation
@@ -54,7 +54,7 @@ class _Question:
 
     @property
     def sample(self) -> Sample:
-        """As media and prompts know questions; what it asks is in the conversation."""
+        """The record for media and prompts; the text is in the conversation."""
         return Sample(self.name, "", self.conversation.media, (), "", "exact", source="lmms-eval", category="")
 
 
@@ -144,7 +144,7 @@ class VlmPg(lmms):
         )
 
     def clean(self) -> None:
-        """End decoding and let go of the model."""
+        """End decoding and free the model."""
         if self._pool is not None:
             self._pool.close()
         self._pictures.cleanup()

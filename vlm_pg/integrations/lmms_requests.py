@@ -112,7 +112,7 @@ class Generation:
     until: tuple[str, ...]
 
     def settings(self, base: RolloutSettings, samples: int) -> RolloutSettings:
-        """``base`` with what the task says, ``samples`` answers a question.
+        """``base`` with the task's values, ``samples`` answers a question.
 
         Raises:
             ConfigError: the values go beyond what is possible.

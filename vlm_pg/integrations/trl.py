@@ -140,7 +140,7 @@ def _has_images_in_responses(
     response_columns: int,
     mm_token_type_ids: torch.Tensor | None,
 ) -> bool:
-    """Whether an image token stands in a response, or where the batch says that there is no image."""
+    """Whether an image token stands in a response, or where the batch marks no image."""
     image_tokens = (input_ids == image_token) & attention_mask.bool()
     known = torch.zeros_like(image_tokens) if mm_token_type_ids is None else mm_token_type_ids == 1
     known[:, -response_columns:] = False

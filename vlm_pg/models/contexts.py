@@ -97,7 +97,7 @@ class TreeContext(StreamContext):
     """One packed stream, differentiable.
 
     Args:
-        tree: who attends to whom.
+        tree: which tokens attend to which.
         last_plan: the rows whose hidden states are used; the last layer has queries of these only. None: of all rows.
         remember: keep each layer's attention output for the recomputation under checkpointing.
         share: this sequence rank's share of the stream; None where it has all of it.

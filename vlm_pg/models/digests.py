@@ -57,7 +57,7 @@ def tower_digest(model: Any, family: Family, gather: Gather = no_gather) -> str:
     Of the weights and buffers (mergers among them) names, dtypes, shapes and bytes, one after the other, those kept in
     few bits as they are stored; by how much adapters in it count; the configuration, the attention kernel; the code by
     the classes' source, what stands in their modules and on the layers in place of it, transformers' version, and our
-    own source. Not among it is how media are divided over calls, which every entry says.
+    own source. The division of media over calls is not in it, but in every entry.
 
     Under ZeRO-3 torch's linear layer is another function. For rows [rows, width], which is what linear layers of Qwen's
     towers are given, it makes the same calls (a test compares the bits), so it counts as the same.
@@ -82,12 +82,12 @@ def tower_digest(model: Any, family: Family, gather: Gather = no_gather) -> str:
 
 
 def weights_digest(model: Any) -> str:
-    """64 hexadecimal digits of all weights and buffers of a model as it is here, adapters and their scales too."""
+    """64 hexadecimal digits of all weights and buffers of a model as loaded here, adapters and their scales too."""
     return key_of({"weights": _of_weights(model, no_gather), "adapters": _adapters(model)})
 
 
 def _of_weights(tower: torch.nn.Module, gather: Gather) -> str:
-    """Against accidents, not against people who make weights that collide."""
+    """A digest against accidents, not against deliberate collisions."""
     digest = xxhash.xxh3_128()
     for name, parameter in tower.named_parameters():
         with gather([parameter] if is_shard(parameter) else []):
@@ -100,7 +100,7 @@ def _of_weights(tower: torch.nn.Module, gather: Gather) -> str:
 
 
 def _adapters(tower: torch.nn.Module) -> list[Any]:
-    """Of each layer with adapters what their weights do not say: by how much each counts, and which are at work."""
+    """Scales and activity of each layer's adapters, which their weights do not show."""
     peft: Any = sys.modules.get("peft.tuners.tuners_utils")  # without it there are none
     found: list[Any] = []
     for name, module in tower.named_modules() if peft is not None else ():
@@ -112,7 +112,7 @@ def _adapters(tower: torch.nn.Module) -> list[Any]:
 
 
 def _stored(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that a weight is made of: of one in few bits its scales too."""
+    """The tensors of a weight; of a quantized one its scales, too."""
     yield name, parameter.detach()
     state: Any = getattr(parameter, "quant_state", None)
     if state is not None:
@@ -126,7 +126,7 @@ def _update(digest: Any, name: str, tensor: torch.Tensor) -> None:
 
 
 def _code(tower: torch.nn.Module) -> list[str]:
-    """Classes of its modules and functions that run them, which may have been replaced or compiled; their source."""
+    """Classes and forwards of its modules, which may have been replaced or compiled, and their source."""
     names, modules = set(), set()
     for module in tower.modules():
         forward = module.forward
@@ -167,7 +167,7 @@ def _of_source(module: str) -> str:
 
 
 def _of_names(module: str) -> str:
-    """What a module's functions find under the names they call: kernels are put there in place of its own."""
+    """A module's globals that are callable: kernels may replace its own functions."""
     names = vars(sys.modules[module]) if module in sys.modules else {}
     return key_of({name: _name(value) for name, value in names.items() if callable(value)})
 
@@ -189,7 +189,7 @@ _ENVIRONMENT = (
 _PACKAGES = ("torch", "transformers", "triton", "flash-attn", "kernels", "liger-kernel", "bitsandbytes", "peft")
 _LIBRARIES = ("nvidia-cublas", "nvidia-cudnn", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "flash-attn-", "mkl")
 # torch's switches, as its own modules read them: those of later releases are among them. Of TF32 its newer names are
-# read: the older ones raise where somebody has used those.
+# read: the older ones raise once the newer ones are in use.
 _SWITCHES = re.compile(
     r"_get_(?!\w*tf32)(\w+_sdp_enabled|(blas_preferred|cpu_allow|cublas|cudnn_(?!batch)|deterministic_algo|math_sdp"
     r"|miopen|mkldnn|nnpack|onednn|rocm|sdp_|sm_)\w+)"

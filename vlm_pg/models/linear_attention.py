@@ -290,7 +290,7 @@ def _delta_rule(
             query, key, value, decay, beta = (x[bucket.rows] for x in padded)
             parents = [layout.parents[node] for node in bucket.nodes]
             initial = torch.stack([states[parent] for parent in parents]) if parents[0] >= 0 else None
-            # A padded token has beta 0 and decay 1: it leaves the state as it is.
+            # A padded token has beta 0 and decay 1: the state does not change.
             out, last = chunk_rule(
                 query,
                 key,

@@ -138,7 +138,7 @@ def check_sequence_size(settings: ModelSettings, size: int) -> None:
 def make_policy(model: Any, processor: Any, settings: ModelSettings | None = None, weights_version: int = 0) -> Policy:
     """A policy around a transformers model that is already in memory; sets its attention, freezes what is frozen.
 
-    ``policy.family.notes`` says what a user should know about the family; the router's balancing loss is one.
+    ``policy.family.notes`` has notes for the user, such as on the router's balancing loss.
     """
     settings = settings or ModelSettings(path=getattr(model, "name_or_path", "") or "in memory")
     model = base_model(model)
@@ -214,7 +214,7 @@ def _where_not_finite(folder: Path) -> str:
 
 
 def read_processor(path: str, family: Family, settings: ModelSettings) -> Any:
-    """A checkpoint's processor, or tokenizer of a text model; raises whatever transformers does."""
+    """A checkpoint's processor, or tokenizer of a text model; raises any error of transformers."""
     import transformers
 
     # A folder may still have the processor of the larger model that a language model was cut from.

@@ -66,7 +66,7 @@ def token_logprobs(
         targets: int64 [R].
         temperature: divides the logits.
         chunk_rows: rows whose logits are held at one time.
-        least_chunks: calls of the head at least, with empty ones behind the others; where weights are scattered over
+        least_chunks: calls of the head at least, with empty ones behind the others; where weights are sharded over
             ranks every call is a collective, so all ranks must make equally many.
         entropy_graph: leave the entropies on the graph, for an entropy bonus.
         weight: [V, D], where ``head`` is only a product with it, without hooks on its calls.
@@ -74,7 +74,7 @@ def token_logprobs(
             ``entropy_graph`` without ``weight``.
 
     Returns:
-        fp32 log-probabilities [R] (differentiable) and entropies in nats [R] (detached unless asked for).
+        fp32 log-probabilities [R] (differentiable) and entropies in nats [R] (detached without ``entropy_graph``).
     """
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0 (1.0 leaves logits as they are).")
@@ -297,7 +297,7 @@ def logits_fault(device: torch.device, dtype: torch.dtype) -> str | None:
 
 @torch.inference_mode(False)
 def judged(device: torch.device, dtype: torch.dtype) -> str | None:
-    """The fault of the kernels on random logits, whatever the device, or None."""
+    """The fault of the kernels on random logits on any device, or None."""
     vocabulary, temperature = 5000, 0.7
     targets = torch.tensor([0, 17, vocabulary - 1], device=device)
     # A product with it leaves logits, and their gradients, as they are.

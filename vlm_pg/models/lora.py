@@ -183,7 +183,7 @@ def merge_adapter(model: Any) -> None:
     """Add every adapter's B A to the layer it wraps and take the adapter away: a plain transformers model is left.
 
     Trained copies of whole modules (``modules_to_save``) replace these; where that unties embeddings and output head,
-    the model's configuration says so.
+    the model's configuration is updated.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -35,7 +35,7 @@ def attend_to_all_frames(model: Any, family: Any) -> None:
     """One call a layer, where the tower's attention is torch's own and its flash kernel can run: on a GPU, in half
     precision. Any other choice (flash_attention_2, eager) stays.
 
-    The kernel is checked against plain softmax first; where it fails, frames stay apart, and a warning says so.
+    The kernel is checked against plain softmax first; where it fails, frames stay apart, with a warning.
     """
     tower = family.vision_tower(model)
     if tower is None or tower.config._attn_implementation != _FRAME_BY_FRAME:

@@ -1,8 +1,10 @@
-"""The losses equal their formulas in NumPy, their gradients equal central differences, and nothing overflows."""
+"""Losses, ratios, KL and loss weights equal their formulas in NumPy, gradients equal central differences."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -12,12 +14,42 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.algorithms.oracles import central_differences, random_batch, random_lengths
+from vlm_pg.algorithms.losses import kl_penalty, response_token_weights
 from vlm_pg.algorithms.own import load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.algorithms.tokens import ResponseTokens
+from vlm_pg.algorithms.tokens import ResponseTokens, importance_weights, log_ratios
 from vlm_pg.errors import ConfigError
 from vlm_pg.metrics import Metric
+
+
+def random_batch(seed: int, num_tokens: int, spread: float = 0.5) -> tuple[torch.Tensor, ...]:
+    """Policy and behaviour log-probabilities, advantages and weights, float64 [num_tokens]."""
+    generator = np.random.default_rng(seed)
+    behaviour = -generator.exponential(1.0, num_tokens)
+    policy = behaviour + spread * generator.standard_normal(num_tokens)
+    advantages = generator.standard_normal(num_tokens)
+    weights = generator.uniform(0.01, 1.0, num_tokens)
+    return tuple(torch.from_numpy(array) for array in (policy, behaviour, advantages, weights))
+
+
+def random_lengths(seed: int, num_tokens: int) -> list[int]:
+    """Lengths of sequences, each at least 1, that add up to ``num_tokens``."""
+    generator = np.random.default_rng([seed, 1])
+    cuts = np.flatnonzero(generator.random(num_tokens - 1) < 0.3) + 1
+    return np.diff([0, *cuts, num_tokens]).tolist()
+
+
+def central_differences(
+    function: Callable[[torch.Tensor], torch.Tensor], point: torch.Tensor, step: float = 1e-6
+) -> torch.Tensor:
+    """Gradient of ``function``, a scalar, at ``point``."""
+    gradient = torch.zeros_like(point)
+    for index in range(point.numel()):
+        shift = torch.zeros_like(point)
+        shift[index] = step
+        gradient[index] = (function(point + shift) - function(point - shift)) / (2 * step)
+    return gradient
+
 
 CLIP_LOW, CLIP_HIGH, CLAMP = 0.2, 0.28, 20.0
 BOUNDS: dict[str, Any] = {"clip_low": CLIP_LOW, "clip_high": CLIP_HIGH, "log_ratio_clamp": CLAMP}
@@ -290,3 +322,220 @@ def test_what_does_not_fit_is_named() -> None:
         policy_loss(flat, flat, flat, flat, lengths=[4], dual_clip=3.0, **{**TOKEN_CLIP, "loss": "cispo"})
     with pytest.raises(ValueError, match=r"'ppo' is no loss. Allowed are clip, cispo, or a function of your own. Name"):
         policy_loss(flat, flat, flat, flat, lengths=[4], **{**TOKEN_CLIP, "loss": "ppo"})
+
+
+def test_sequence_level_is_the_mean_of_each_response() -> None:
+    policy = torch.tensor([1.0, 2.0, 6.0, -3.0], dtype=torch.float64)
+    behaviour = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    assert log_ratios(policy, behaviour, [3, 1], "token").tolist() == [1.0, 1.0, 5.0, -3.0]
+    assert log_ratios(policy, behaviour, [3, 1], "sequence").tolist() == pytest.approx([7 / 3] * 3 + [-3.0], rel=1e-12)
+
+
+def test_the_mean_is_held_and_not_its_terms() -> None:
+    policy = torch.tensor([30.0, 2.0, 1e4, 0.0], dtype=torch.float64, requires_grad=True)
+    ratios = log_ratios(policy, torch.zeros(4, dtype=torch.float64), [2, 2], "sequence", 20.0)
+    assert ratios.tolist() == [16.0, 16.0, 20.0, 20.0]
+    ratios.sum().backward()
+    assert policy.grad is not None
+    assert policy.grad.tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("lengths", [[2, 1], [4, 0], [5, -1]])
+def test_lengths_that_do_not_fit_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"for 4 tokens. Each must be at least 1 and their sum the number of tokens"):
+        log_ratios(torch.zeros(4), torch.zeros(4), lengths, "token")
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"level 'turn'. Allowed are token, sequence. Set algorithm.ratio_level"):
+        log_ratios(torch.zeros(1), torch.zeros(1), [1], "turn")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 50])
+def test_importance_weights_equal_numpy(num_tokens: int) -> None:
+    trainer, rollout, *_ = random_batch(1, num_tokens, spread=2.0)
+    weights = importance_weights(trainer, rollout, cap=2.0, clamp=1.0)
+    expected = np.minimum(np.exp(np.clip((trainer - rollout).numpy(), -1.0, 1.0)), 2.0)
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_importance_weights_carry_no_graph_and_stay_finite() -> None:
+    trainer = torch.tensor([1e4, -1e4, 0.0], requires_grad=True)
+    weights = importance_weights(trainer, torch.zeros(3), cap=100.0, clamp=20.0)
+    assert not weights.requires_grad
+    assert weights.tolist() == pytest.approx([100.0, math.exp(-20.0), 1.0])
+    assert importance_weights(trainer, torch.zeros(3), cap=0.5).tolist() == pytest.approx([0.5, math.exp(-20.0), 0.5])
+
+
+def test_importance_weights_of_other_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rollout_logprobs \[2\].*All must be \[R_total\]"):
+        importance_weights(torch.zeros(3), torch.zeros(2), cap=2.0)
+
+
+FORMULAS = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: np.exp(-d) - 1 + d}
+
+
+@pytest.mark.parametrize("estimator", FORMULAS)
+@pytest.mark.parametrize("num_tokens", [1, 50])
+def test_kl_equals_numpy(estimator: str, num_tokens: int) -> None:
+    policy, ref, *_ = random_batch(7, num_tokens, spread=2.0)
+    expected = FORMULAS[estimator]((policy - ref).numpy())
+    np.testing.assert_allclose(kl_penalty(policy, ref, estimator).numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("estimator", FORMULAS)
+def test_the_gradient_of_the_kl_equals_central_differences(estimator: str) -> None:
+    policy, ref, *_ = random_batch(8, 16)
+    policy.requires_grad_()
+    ref.requires_grad_()
+    kl_penalty(policy, ref, estimator).sum().backward()
+    expected = central_differences(lambda point: kl_penalty(point, ref, estimator).sum().detach(), policy.detach())
+    torch.testing.assert_close(policy.grad, expected, rtol=1e-6, atol=1e-8)
+    assert ref.grad is None
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_k2_and_k3_are_never_negative_and_zero_where_equal(estimator: str) -> None:
+    policy, ref, *_ = random_batch(9, 200, spread=2.0)
+    assert (kl_penalty(policy, ref, estimator) > 0).all()
+    assert (kl_penalty(policy, policy, estimator) == 0).all()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_k1_and_k3_estimate_the_divergence(estimator: str) -> None:
+    p, q = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64), torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64)
+    expectation = (p * kl_penalty(p.log(), q.log(), estimator)).sum()
+    assert expectation.item() == pytest.approx((p * (p.log() - q.log())).sum().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("estimator", FORMULAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("difference", [-1e4, -100.0, 100.0, 1e4])
+def test_the_kl_of_extreme_differences_stays_finite(estimator: str, dtype: torch.dtype, difference: float) -> None:
+    policy = torch.tensor([difference], dtype=dtype, requires_grad=True)
+    kl = kl_penalty(policy, torch.zeros(1, dtype=dtype), estimator, 20.0)
+    kl.sum().backward()
+    assert policy.grad is not None
+    assert torch.isfinite(kl).all()
+    assert torch.isfinite(policy.grad).all()
+    if estimator == "k3" and difference < 0:
+        assert policy.grad.item() == 0.0
+
+
+def test_a_kl_that_does_not_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"ref_logprobs \[2, 2\]"):
+        kl_penalty(torch.zeros(2, 2), torch.zeros(2, 2), "k3")
+    with pytest.raises(ValueError, match=r"estimator 'k4'. Allowed are k1, k2, k3. Set algorithm.kl_estimator"):
+        kl_penalty(torch.zeros(2), torch.zeros(2), "k4")  # type: ignore[arg-type]
+
+
+AVERAGES = ["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
+MAX_NEW_TOKENS = 2000
+RESPONSES = st.lists(
+    st.tuples(st.integers(1, MAX_NEW_TOKENS), st.sampled_from([0.0, 1.0, 1.0, 2.5])), min_size=1, max_size=40
+)
+
+
+def test_weights_by_hand() -> None:
+    def weights(average: str, **options: list[float]) -> list[float]:
+        return response_token_weights([2, 3], average, 5, 2, 10, **options)
+
+    assert weights("token_mean") == [1 / 5, 1 / 5]
+    assert weights("sequence_mean") == [1 / 4, 1 / 6]
+    assert weights("sequence_sum") == [1 / 2, 1 / 2]
+    assert weights("constant_length") == [1 / 20, 1 / 20]
+    assert weights("sequence_mean", kept=[0.0, 2.0]) == [0.0, 1 / 3]
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+@settings(deadline=None)
+@given(responses=RESPONSES, cut=st.integers(0, 40))
+def test_weights_equal_the_loss_averages_and_survive_a_split(
+    average: str, responses: list[tuple[int, float]], cut: int
+) -> None:
+    """The weighted sum of any token values is the average that the name promises, over what trains."""
+    lengths, kept = [length for length, _ in responses], [factor for _, factor in responses]
+    training = [length for length, factor in responses if factor > 0]
+    totals = (sum(training), len(training), MAX_NEW_TOKENS)
+    whole = response_token_weights(lengths, average, *totals, kept)
+    split = response_token_weights(lengths[:cut], average, *totals, kept[:cut])
+    split += response_token_weights(lengths[cut:], average, *totals, kept[cut:])
+    assert split == whole
+    generator = np.random.default_rng(len(lengths))
+    values = [generator.standard_normal(length) for length in lengths]
+    sums = np.array([factor * value.sum() for value, factor in zip(values, kept, strict=True)])
+    expected = {
+        "token_mean": sums.sum() / max(1, sum(training)),
+        "sequence_mean": (sums / lengths).sum() / max(1, len(training)),
+        "sequence_sum": sums.sum() / max(1, len(training)),
+        "constant_length": sums.sum() / MAX_NEW_TOKENS / max(1, len(training)),
+    }[average]
+    weighted = sum(weight * value.sum() for weight, value in zip(whole, values, strict=True))
+    assert weighted == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("average", ["token_mean", "sequence_mean"])
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, MAX_NEW_TOKENS), min_size=1, max_size=40))
+def test_weights_of_means_add_up_to_one(average: str, lengths: list[int]) -> None:
+    weights = response_token_weights(lengths, average, sum(lengths), len(lengths), MAX_NEW_TOKENS)
+    assert sum(weight * length for weight, length in zip(weights, lengths, strict=True)) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_a_masked_response_is_as_if_it_had_not_been_sampled(average: str) -> None:
+    masked = response_token_weights([4, 7, 2], average, 6, 2, 10, kept=[1.0, 0.0, 1.0])
+    assert masked == [
+        *response_token_weights([4], average, 6, 2, 10),
+        0.0,
+        *response_token_weights([2], average, 6, 2, 10),
+    ]
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_no_sequences_on_this_rank(average: str) -> None:
+    assert response_token_weights([], average, 0, 0, 10) == []
+    assert response_token_weights([], average, 7, 2, 10) == []
+    assert response_token_weights([5], average, 0, 0, 10, kept=[0.0]) == [0.0]
+
+
+def test_an_empty_response_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[2, 0\]\. Each must be at least 1 token\. Leave empty responses out"):
+        response_token_weights([2, 0], "token_mean", 2, 2, 10)
+
+
+@pytest.mark.parametrize("totals", [(4, 2), (5, 1)])
+def test_totals_of_a_part_only_are_refused(totals: tuple[int, int]) -> None:
+    message = "at least the 5 tokens and 2 sequences given that train. Pass the totals of the whole optimizer batch"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        response_token_weights([2, 3], "token_mean", *totals, 10)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        response_token_weights([2, 9, 3], "token_mean", *totals, 10, kept=[1.0, 0.0, 0.5])
+
+
+@pytest.mark.parametrize("kept", [[1.0], [1.0, -1.0], [1.0, float("nan")]])
+def test_factors_that_do_not_fit_are_refused(kept: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"Factors of 2 sequences are .*one for each, at least 0. Pass 0 for"):
+        response_token_weights([2, 3], "token_mean", 5, 2, 10, kept=kept)
+
+
+def test_a_response_needs_room() -> None:
+    with pytest.raises(ValueError, match=r"max_new_tokens is 0. It must be at least 1. Set rollout.max_new_tokens"):
+        response_token_weights([2], "constant_length", 2, 1, 0)
+
+
+def test_an_unknown_average_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"'mean'. Allowed are token_mean, sequence_mean, .*Set algorithm.loss_average"
+    ):
+        response_token_weights([2], "mean", 2, 1, 10)  # type: ignore[arg-type]
+
+
+def test_defaults_are_grpo_without_kl() -> None:
+    algorithm = AlgorithmSettings()
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.2, 0.2, 0.0)
+    assert (algorithm.scale_advantages, algorithm.loss_average, algorithm.log_ratio_clamp) == (
+        "std",
+        "token_mean",
+        20.0,
+    )

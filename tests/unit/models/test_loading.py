@@ -104,17 +104,6 @@ def test_another_family(tmp_path: Path) -> None:
         vlm_pg.load_policy(tmp_path)
 
 
-def test_dropout_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"attention_dropout=0\.1; sharing a prefix is exact only at 0"):
-        make_policy(tiny_model(attention_dropout=0.1), tiny_processor())
-
-
-def test_a_sliding_window_is_refused() -> None:
-    model = tiny_model(use_sliding_window=True, sliding_window=8, max_window_layers=0)
-    with pytest.raises(ModelError, match="sliding-window"):
-        make_policy(model, tiny_processor())
-
-
 def test_plain_forwards_need_plain_attention() -> None:
     """The model object still works by itself once its own attention is set back; until then it says what to do."""
     policy = make_policy(tiny_model(), tiny_processor())

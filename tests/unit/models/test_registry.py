@@ -1,11 +1,13 @@
-"""Every registered family: its parts can be reached, and what cannot be shared exactly is refused."""
+"""Every registered family: its parts can be reached and frozen, and what cannot be shared exactly is refused."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 import vlm_pg
 from tests.support.groups import KINDS, Case, make_case, plain_model, random_group, tiny_policy
@@ -13,6 +15,7 @@ from tests.support.tiny import FAMILY_NAMES, TEXT_FAMILY_NAMES, VL_FAMILY_NAMES,
 from vlm_pg.errors import ModelError
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.registry import FAMILIES, family_of
+from vlm_pg.models.settings import PARTS, ModelSettings, Part
 from vlm_pg.types import MediaRef, Sample
 
 MIXTURES = ("qwen3_vl_moe", "qwen3_5_moe", "qwen3_moe", "qwen3_5_moe_text")
@@ -126,7 +129,7 @@ def test_another_family_is_refused_with_those_that_are_not() -> None:
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_dropout_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=r"attention_dropout=0\.1; sharing a prefix is exact only at 0"):
-        family_of(tiny_model(name, attention_dropout=0.1).config)
+        make_policy(tiny_model(name, attention_dropout=0.1), tiny_processor(name))
 
 
 # Qwen3-MoE's config has no list of layer types, and the window in every layer.
@@ -135,7 +138,7 @@ def test_sliding_windows_are_refused(name: str) -> None:
     start = {} if name == "qwen3_moe" else {"max_window_layers": 0}
     model = tiny_model(name, use_sliding_window=True, sliding_window=8, **start)
     with pytest.raises(ModelError, match="sliding-window"):
-        family_of(model.config)
+        make_policy(model, tiny_processor(name))
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen2"])
@@ -194,3 +197,76 @@ def test_a_text_models_tokenizer_must_be_its_own(tmp_path: Path) -> None:
     tiny_processor("qwen2").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"token ids up to \d+, the model has embeddings for ids 0 to 299"):
         vlm_pg.load_policy(tmp_path, device="cpu")
+
+
+# By hand: prefixes of the merger's weights; the rest below model.visual is the tower's.
+MERGERS = dict.fromkeys(VL_FAMILY_NAMES, ("model.visual.merger.",))
+MERGERS |= dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), ("model.visual.merger.", "model.visual.deepstack_merger_list."))
+
+
+@pytest.mark.parametrize("name", VL_FAMILY_NAMES)
+def test_parts_of_every_family(name: str) -> None:
+    family, model = FAMILIES[name], tiny_model(name)
+    found: dict[Part, list[str]] = {part: [] for part in PARTS}
+    for weight, _ in model.named_parameters():
+        found[family.part_of(weight)].append(weight)
+    assert all(weight.startswith(MERGERS[name]) for weight in found["merger"])
+    assert all(weight.startswith("model.visual.") for weight in found["tower"])
+    assert not any("merger" in weight for weight in found["tower"])
+    assert any("patch_embed" in weight for weight in found["tower"])
+    assert any("blocks.1." in weight for weight in found["tower"])
+    assert not any("visual" in weight for weight in found["language"])
+    assert family.parts == PARTS and all(found.values())
+    assert (
+        model.get_input_embeddings().weight
+        is dict(model.named_parameters())["model.language_model.embed_tokens.weight"]
+    )
+    assert family.part_of("model.language_model.embed_tokens.weight") == family.part_of("lm_head.weight") == "language"
+
+
+@pytest.mark.parametrize("name", TEXT_FAMILY_NAMES)
+def test_a_text_model_is_all_language(name: str) -> None:
+    family = FAMILIES[name]
+    assert family.parts == ("language",)
+    assert {family.part_of(weight) for weight, _ in tiny_model(name).named_parameters()} == {"language"}
+
+
+@pytest.mark.parametrize("train", [("tower",), ("merger",), ("merger", "language"), PARTS], ids="+".join)
+def test_what_is_not_named_is_frozen(train: tuple[Part, ...]) -> None:
+    policy = tiny_policy(train=train)
+    for name, weight in policy.model.named_parameters():
+        assert weight.requires_grad == (policy.family.part_of(name) in train), name
+    assert policy.family.trained_parts(policy.model) == train
+    assert policy.vision.trains == (train != ("language",)) == policy.settings.trains_vision
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ((), "train is []; it must name one part or more, each once. Parts are tower, merger, language"),
+        (("merger", "merger"), "train is [merger, merger]; it must name one part or more, each once"),
+        (("vision",), "Input should be 'tower', 'merger' or 'language'"),
+    ],
+)
+def test_names_that_are_refused(given: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        ModelSettings.model_validate({"path": "x", "train": given})
+    assert ModelSettings.model_validate({"path": "x", "train": ["language", "tower"]}).train == ("tower", "language")
+
+
+@pytest.mark.parametrize("family", VL_FAMILY_NAMES)
+@pytest.mark.parametrize("train", [("merger", "language"), ("tower", "merger")], ids="+".join)
+def test_backward_ends_at_frozen_blocks_with_checkpointing_too(family: str, train: tuple[Part, ...]) -> None:
+    """transformers lets what a tower's first layer gives want a gradient: then all blocks would go back for nothing."""
+    policy = tiny_policy(family=family, train=train, gradient_checkpointing=True)
+    tower = policy.family.vision_tower(policy.model)
+    on_the_graph: list[bool] = []
+    for block in tower.blocks:
+        block.register_forward_pre_hook(lambda _, given: on_the_graph.append(given[0].requires_grad))
+    pixels = policy.pixels
+    values = pixels.channels * pixels.temporal_patch_size * pixels.patch_size**2
+    features = policy.run_tower(torch.randn(96, values), torch.tensor([[2, 8, 6]]))
+    assert on_the_graph == ["tower" in train] * len(tower.blocks)
+    features.sum().backward()
+    reached = {policy.family.part_of(name) for name, p in policy.model.named_parameters() if p.grad is not None}
+    assert reached == set(train) - {"language"}

@@ -271,7 +271,7 @@ class Flash4Kernel(FlashPackageKernel):
     @classmethod
     def entry_points(cls) -> EntryPoints:
         module = import_first(["flash_attn.cute.interface"])
-        # The log-sum-exp is only computed on request where no input asks for a gradient, and inside ours none does.
+        # The log-sum-exp is only computed on request where no input requires a gradient, as inside our function.
         with_lse = {"return_lse": True}
         return (
             bind(module, "_flash_attn_fwd", _SEGMENTS, with_lse),

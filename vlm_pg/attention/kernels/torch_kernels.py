@@ -64,7 +64,7 @@ class CpuFlashKernel(Kernel):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         if not all(call.query_lengths):
-            # Keys that nobody asks about get no gradient; all others are overwritten below.
+            # Keys without queries get no gradient; all others are overwritten below.
             grad_k.zero_(), grad_v.zero_()
         for batch in call.same_shape_batches():
             queries, keys, values = _operands(q, k, v, batch)

@@ -149,7 +149,7 @@ def merge_parts(
     places: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Results over disjoint keys, joined as ``attention/merge.py`` says, all at once and rounded once.
+    """Results over disjoint keys, joined as ``merge_`` of ``attention/grouped.py`` does, all at once and rounded once.
 
     Args:
         own: [S, R, N, H] contiguous, any floating dtype; the first part over some keys, so that its log-sum-exp is
