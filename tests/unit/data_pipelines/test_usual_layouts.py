@@ -217,3 +217,21 @@ def test_so_are_the_subsets_of_rows(tmp_path: Path, second: str, only: str | Non
     rows = ", ".join(f'{{"data_source": "{name}"}}' for name in ("0_30_s_nextqa", second))
     path.write_text(f'[{rows}, {{"video": "no source"}}]')
     assert count_rows(LLAVA_VIDEO_178K, [Source(path, 0, "", "train")]) == ({path: 3}, only)
+
+
+EVALUATION_ONLY = (
+    "aime2024",
+    "amc2023",
+    "longvideobench",
+    "mathvista",
+    "mmvu",
+    "mvbench",
+    "tempcompass",
+    "video_mme",
+    "video_mmmu",
+)
+
+
+@pytest.mark.parametrize("name", EVALUATION_ONLY)
+def test_a_set_for_evaluation_has_no_training_files(name: str) -> None:
+    assert all(set(form.files) == {"eval"} for form in dataset_of(name).forms)
