@@ -81,19 +81,7 @@ def _record(name: str, video: str, caption: str, start: float, end: float, lengt
     caption = caption.strip()
     if not caption:
         raise unusable("empty_question", "the sentence is empty", "What happens in the video")
-    return {
-        "problem_id": name,
-        "problem": f"When does this happen in the video: {caption}",
-        "data_type": "video",
-        **answered("time span", _span(start, end, length)),
-        "path": video_file(video),
-        "data_source": "charades_sta",
-        "details": {"sentence": caption} | ({} if length is None else {"duration": length}),
-    }
-
-
-def _span(start: float, end: float, length: float | None) -> str:
-    """As an answer: "[24.3, 30.4]"; what lies beyond the video's end, where that is known, is cut off."""
+    # What lies beyond the video's end, where that is known, is cut off.
     start, end = round(start, _DECIMALS), round(end if length is None else min(end, length), _DECIMALS)
     if not 0 <= start < end:
         shown = "" if length is None else f" of a video of {plain_number(length)} s"
@@ -102,7 +90,15 @@ def _span(start: float, end: float, length: float | None) -> str:
             f"it happens from {plain_number(start)} to {plain_number(end)} s{shown}",
             "A span that begins in the video and ends later",
         )
-    return f"[{plain_number(start)}, {plain_number(end)}]"
+    return {
+        "problem_id": name,
+        "problem": f"When does this happen in the video: {caption}",
+        "data_type": "video",
+        **answered("time span", f"[{plain_number(start)}, {plain_number(end)}]"),
+        "path": video_file(video),
+        "data_source": "charades_sta",
+        "details": {"sentence": caption} | ({} if length is None else {"duration": length}),
+    }
 
 
 def _lines(path: Path) -> Iterator[tuple[RecordPlace, Any]]:

@@ -104,15 +104,7 @@ MMVU = DataSet(
     (
         Form(
             "validation.json",
-            {
-                "eval": (
-                    "validation.json",
-                    "data/validation.json",
-                    "MMVU/validation.json",
-                    ".:validation",
-                    ".:val",
-                )
-            },
+            {"eval": ("validation.json", "data/validation.json", "MMVU/validation.json", ".:validation", ".:val")},
             (("video", "video_path"), "question_type", "question", "choices", "answer"),
             to_record,
             questions=named("id"),

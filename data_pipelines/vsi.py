@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
@@ -118,16 +117,6 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
     }
 
 
-def in_590k(row: Row, annotations: Path) -> str:
-    """The folder of VSI-590K's media."""
-    return _TRAINED
-
-
-def in_bench(row: Row, annotations: Path) -> str:
-    """The folder of VSI-Bench's media."""
-    return _EVALUATED
-
-
 def _turns(conversations: Any) -> list[Mapping[str, Any]]:
     """Question and answer."""
     turns = listed(conversations, "'conversations'")
@@ -165,7 +154,7 @@ VSI = DataSet(
             ("conversations", "question_type", ("video", "image")),
             of_590k,
             suffixes=(".json", ".jsonl", ".parquet"),
-            folder=in_590k,
+            folder=lambda row, annotations: _TRAINED,
         ),
         Form(
             "VSI-Bench's test.jsonl or Parquet",
@@ -174,7 +163,7 @@ VSI = DataSet(
             of_bench,
             questions=named("id"),
             suffixes=(".json", ".jsonl", ".parquet"),
-            folder=in_bench,
+            folder=lambda row, annotations: _EVALUATED,
         ),
     ),
     media=(),

@@ -9,14 +9,7 @@ import pytest
 
 from data_pipelines import mvbench
 from data_pipelines.mvbench import FOLDERS, MVBENCH
-from tests.support.pipeline_rows import (
-    check_example,
-    check_odd_rows,
-    one_row,
-    outcomes,
-    reasons_of,
-    write_json,
-)
+from tests.support.pipeline_rows import check_example, check_odd_rows, one_row, outcomes, reasons_of, write_json
 from vlm_pg.types import BadSample, Sample
 
 PUBLISHED: dict[str, Any] = {
