@@ -58,7 +58,6 @@ _DECIMALS = 3
 
 
 def of_line(row: Row, name: str) -> dict[str, Any]:
-    """One line as a record."""
     line = text_of(row, "line")
     found = _LINE.fullmatch(line.strip())
     if found is None:
@@ -69,7 +68,6 @@ def of_line(row: Row, name: str) -> dict[str, Any]:
 
 
 def of_row(row: Row, name: str) -> dict[str, Any]:
-    """One row of a table as a record."""
     times = list_of(row, "timestamp")
     if len(times) != 2:
         raise unusable("bad_time_span", f"'timestamp' lists {len(times)} times", "When it begins and ends")

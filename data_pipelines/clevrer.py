@@ -82,7 +82,6 @@ def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question of a scene as a record."""
     asked = object_of(row["asked"], "the question")
     category = text_of(asked, "question_type")
     if category == "descriptive":

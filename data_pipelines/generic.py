@@ -100,11 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dataset_of(map_file: Path) -> DataSet:
-    """The data set that a map of fields describes.
-
-    Raises:
-        ConfigError: see ``read_map``.
-    """
+    """The data set that a map of fields describes. Raises ConfigError: see ``read_map``."""
     field_map = read_map(map_file)
     if field_map.file_is_row and field_map.keyed_by is not None:
         raise ConfigError(

@@ -103,11 +103,7 @@ def _letter(row: Row, field: str, choices: Sequence[str]) -> str:
 
 
 def _few_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """As ``read_rows``; more rows than the set has are another set's.
-
-    Raises:
-        ConfigError: there are more.
-    """
+    """As ``read_rows``; more rows than the set has are another set's. Raises ConfigError: there are more."""
     for number, row in enumerate(read_rows(path), start=1):
         if number > _MOST:
             raise ConfigError(

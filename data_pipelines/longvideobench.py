@@ -56,7 +56,6 @@ _CLOCK = re.compile(r"(\d{1,3}):(\d{1,2}):(\d{1,2}(?:\.\d{1,9})?)", re.ASCII)
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     texts = _candidates(row)
     return {
         "problem_id": name,

@@ -48,7 +48,6 @@ _INTEGER, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question as a record."""
     unit = first_of(row, "unit")
     question = text_of(row, "question").strip() + (f" (Unit: {text_of(row, 'unit')})" if unit is not None else "")
     form, fields = _checked(row)

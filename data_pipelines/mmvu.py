@@ -40,7 +40,6 @@ _VIDEOS = "videos"
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     path = _path(row)
     subject = _subject(row, path)
     return {

@@ -40,7 +40,6 @@ _OPTIONS = ("a0", "a1", "a2", "a3", "a4")
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     video = called(row, "video")
     texts = [text_of(row, key).strip() for key in _OPTIONS]
     return {

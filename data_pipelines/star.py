@@ -31,7 +31,6 @@ from data_pipelines.engine.fields import called, list_of, named, number_of, obje
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     choices = [object_of(choice, "a choice").get("choice") for choice in list_of(row, "choices")]
     texts = texts_of(choices, "'choices'")
     return {

@@ -70,7 +70,6 @@ def of_question(row: Row, name: str) -> dict[str, Any]:
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question of a table as a record."""
     task, dim, video = text_of(row, "task"), text_of(row, "dim"), called(row, "video_id")
     for kind, value, known in (("task", task, _TASKS), ("dim", dim, DIMS)):
         if value not in known:

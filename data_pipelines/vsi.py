@@ -77,7 +77,6 @@ _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 
 
 def of_590k(row: Row, name: str) -> dict[str, Any]:
-    """One row of VSI-590K as a record."""
     asked, answered = _turns(row["conversations"])
     text = text_of(asked, "value")
     kept = without_sentences(text, _INSTRUCTIONS)

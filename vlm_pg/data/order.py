@@ -124,11 +124,7 @@ def order_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> EachInT
 
 
 def asked_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> Sequence[Sample]:
-    """The samples that ``order_of`` ever uses, in their own order.
-
-    Raises:
-        ConfigError: see ``Mixture``.
-    """
+    """The samples that ``order_of`` ever uses, in their own order. Raises ConfigError: see ``Mixture``."""
     order = order_of(samples, weights)
     return _Subset(samples, order.used()) if isinstance(order, Mixture) else samples
 

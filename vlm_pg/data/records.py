@@ -146,11 +146,7 @@ def line_of_record(sample: Sample) -> bytes:
 
 
 def parse_record(record: Any, where: str = "") -> Sample:
-    """One record to a sample. ``where``: its location.
-
-    Raises:
-        SampleError: with the reason why it cannot be used.
-    """
+    """One record to a sample. ``where``: its location. Raises SampleError: with the reason why it cannot be used."""
     if isinstance(record, Unreadable):
         raise fault("unreadable_value", f"the record is {record.what}", "An object with one value for each name", "it")
     if not isinstance(record, Mapping):

@@ -60,11 +60,7 @@ class Label(str):
 
 
 def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Each row of a Parquet file.
-
-    Raises:
-        ConfigError: it cannot be read, or has two columns of one name.
-    """
+    """Each row of a Parquet file. Raises ConfigError: it cannot be read, or has two columns of one name."""
     import pyarrow.parquet
 
     try:
@@ -105,11 +101,7 @@ def read_arrow(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a Parquet file or Arrow stream.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Rows of a Parquet file or Arrow stream. Raises ConfigError: it cannot be read."""
     import pyarrow.parquet
 
     try:
