@@ -49,7 +49,7 @@ from vlm_pg.data.tables import shortest
 from vlm_pg.errors import ConfigError, SampleError, printable
 
 TABLES = ("Charades_v1_*.csv", "Charades/Charades_v1_*.csv", "../Charades_v1_*.csv", "../Charades/Charades_v1_*.csv")
-# The folders of Charades' videos, whose five letters and digits nobody else has, however deep; and those that other
+# The folders of Charades' videos, whose five-character names are unique, at any depth; and those that other
 # sets have too, with clips cut of these videos below them.
 CHARADES = tuple(f"{outer}{name}" for outer in ("", "*/", "*/*/") for name in ("Charades_v1_480", "Charades_v1"))
 CHARADES_SHARED = dict.fromkeys(("Charades", "charades", "videos"), "")

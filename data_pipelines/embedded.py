@@ -169,7 +169,7 @@ def _clear(out: Path) -> None:
             first = ", ".join(printable(name, 100) for name in sorted(others)[:_LISTED])
             raise ConfigError(
                 f"--out '{printable(str(out), 300)}' holds {first}{' ...' if len(others) > _LISTED else ''}, which its "
-                f"{MANIFEST} does not list: somebody else's files are not replaced. Clips of this program's alone are "
+                f"{MANIFEST} does not list: other files are not replaced. Clips of this program's alone are "
                 "expected. Choose another --out, or move them away."
             )
     adopt(out, [MANIFEST, *_NAMES])

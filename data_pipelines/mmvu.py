@@ -94,8 +94,8 @@ def _path(row: Row) -> str:
 def _subject(row: Row, path: str) -> str:
     """As the metadata name it, else as the video's folder does: "Computer Science"."""
     metadata = row.get("metadata")
-    told = first_of(metadata, "subject") if isinstance(metadata, Mapping) else None
-    return told if told is not None else PurePosixPath(path).parent.name.replace("_", " ")
+    subject = first_of(metadata, "subject") if isinstance(metadata, Mapping) else None
+    return subject if subject is not None else PurePosixPath(path).parent.name.replace("_", " ")
 
 
 MMVU = DataSet(
