@@ -118,8 +118,8 @@ def _splits_of(folder: Path) -> Mapping[str, Sequence[Path]]:
     raise _wrong(
         folder,
         f"holds no data set{f' itself; its folders {_list(inner)} do' if inner else ''}. What datasets saves to disk, "
-        "or Parquet shards such as train-00000-of-00004.parquet (in it or in its folder 'data'), is expected. Name such "
-        "a folder, or a file of records",
+        "or Parquet shards such as train-00000-of-00004.parquet (in it or in its folder 'data'), is expected. Name "
+        "such a folder, or a file of records",
         NoSuchSplit,
     )
 
