@@ -24,9 +24,9 @@ Record: {"problem_id": "2024-II-4", "problem": "Let $x,y$ and $z$ be positive re
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +106,11 @@ def _record(name: str, problem: str, gold: str, details: dict[str, Any]) -> dict
 
 
 def _check_year(row: Row) -> None:
-    """Refuse a problem of which its address, its year or its name tells another year."""
+    """Refuse a problem of another year by its URL, year or id."""
     url, year, name = row.get("url"), row.get("year"), row.get("ID")
-    told = [_YEARS[0].search(url) if isinstance(url, str) else None]
-    told += [_YEARS[1].fullmatch(plain_number(value)) for value in (year, name) if value is not None]
-    other = next((found[1] for found in told if found is not None and found[1] != "2024"), None)
+    matches = [_YEARS[0].search(url) if isinstance(url, str) else None]
+    matches += [_YEARS[1].fullmatch(plain_number(value)) for value in (year, name) if value is not None]
+    other = next((found[1] for found in matches if found is not None and found[1] != "2024"), None)
     if other is not None:
         raise unusable("other_data_set", f"the problem is of {other}", "One of 2024")
 
@@ -127,21 +127,15 @@ def _asked(row: Row) -> str:
 
 
 def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """Rows, of which those that say again what an earlier one says are marked."""
-    known: set[str] = set()
+    """Rows; those with the problem and answer of an earlier one are marked."""
+    known: set[tuple[str, str]] = set()
     for place, row in read_rows(path):
-        key = _key(row)
+        key = None
+        with suppress(SampleError):  # it is refused later
+            gold = called(object_of(object_of(row, "the row").get("reward_model"), "'reward_model'"), "ground_truth")
+            key = text_key(_asked(row)), gold
         yield place, row | {_REPEATED: True} if key in known else row
         known.update([key] if key else [])
-
-
-def _key(row: Any) -> str:
-    """Problem and answer of a row; "" if it has none, for which it is refused later."""
-    try:
-        gold = called(object_of(object_of(row, "the row").get("reward_model"), "'reward_model'"), "ground_truth")
-        return json.dumps([text_key(_asked(row)), gold])
-    except SampleError:
-        return ""
 
 
 AIME2024 = DataSet(

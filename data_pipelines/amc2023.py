@@ -34,7 +34,6 @@ _PROBLEM = ("question", "problem")
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     url = row.get("url")
     year = _YEAR.search(url) if isinstance(url, str) else None
     if year is not None and year[1] != "2023":

@@ -49,7 +49,7 @@ from vlm_pg.data.tables import shortest
 from vlm_pg.errors import ConfigError, SampleError, printable
 
 TABLES = ("Charades_v1_*.csv", "Charades/Charades_v1_*.csv", "../Charades_v1_*.csv", "../Charades/Charades_v1_*.csv")
-# The folders of Charades' videos, whose five letters and digits nobody else has, however deep; and those that other
+# The folders of Charades' videos, whose five-character names are unique, at any depth; and those that other
 # sets have too, with clips cut of these videos below them.
 CHARADES = tuple(f"{outer}{name}" for outer in ("", "*/", "*/*/") for name in ("Charades_v1_480", "Charades_v1"))
 CHARADES_SHARED = dict.fromkeys(("Charades", "charades", "videos"), "")
@@ -58,7 +58,6 @@ _DECIMALS = 3
 
 
 def of_line(row: Row, name: str) -> dict[str, Any]:
-    """One line as a record."""
     line = text_of(row, "line")
     found = _LINE.fullmatch(line.strip())
     if found is None:
@@ -69,7 +68,6 @@ def of_line(row: Row, name: str) -> dict[str, Any]:
 
 
 def of_row(row: Row, name: str) -> dict[str, Any]:
-    """One row of a table as a record."""
     times = list_of(row, "timestamp")
     if len(times) != 2:
         raise unusable("bad_time_span", f"'timestamp' lists {len(times)} times", "When it begins and ends")
@@ -81,19 +79,7 @@ def _record(name: str, video: str, caption: str, start: float, end: float, lengt
     caption = caption.strip()
     if not caption:
         raise unusable("empty_question", "the sentence is empty", "What happens in the video")
-    return {
-        "problem_id": name,
-        "problem": f"When does this happen in the video: {caption}",
-        "data_type": "video",
-        **answered("time span", _span(start, end, length)),
-        "path": video_file(video),
-        "data_source": "charades_sta",
-        "details": {"sentence": caption} | ({} if length is None else {"duration": length}),
-    }
-
-
-def _span(start: float, end: float, length: float | None) -> str:
-    """As an answer: "[24.3, 30.4]"; what lies beyond the video's end, where that is known, is cut off."""
+    # What lies beyond the video's end, where that is known, is cut off.
     start, end = round(start, _DECIMALS), round(end if length is None else min(end, length), _DECIMALS)
     if not 0 <= start < end:
         shown = "" if length is None else f" of a video of {plain_number(length)} s"
@@ -102,7 +88,15 @@ def _span(start: float, end: float, length: float | None) -> str:
             f"it happens from {plain_number(start)} to {plain_number(end)} s{shown}",
             "A span that begins in the video and ends later",
         )
-    return f"[{plain_number(start)}, {plain_number(end)}]"
+    return {
+        "problem_id": name,
+        "problem": f"When does this happen in the video: {caption}",
+        "data_type": "video",
+        **answered("time span", f"[{plain_number(start)}, {plain_number(end)}]"),
+        "path": video_file(video),
+        "data_source": "charades_sta",
+        "details": {"sentence": caption} | ({} if length is None else {"duration": length}),
+    }
 
 
 def _lines(path: Path) -> Iterator[tuple[RecordPlace, Any]]:

@@ -69,7 +69,7 @@ _PARTS = ("video_train", "video_validation", "video_test")
 _THOUSAND = "video_[0-9]*-[0-9]*"
 _VIDEOS = (*_PARTS, *(f"*/{part}" for part in _PARTS), *(f"{outer}{_THOUSAND}" for outer in ("", "*/", "*/*/")))
 _ENDS = ("", "_video", "_videos")
-# Below a folder of any name they may be anybody's: whoever renders scenes numbers them so.
+# Not below a folder of any name: other rendered scenes have the same numbers.
 _OUTER = ("", "[Vv]ideos/", "[Cc][Ll][Ee][Vv][Rr][Ee][Rr]*/")
 _SHARED = {f"{outer}{split}{end}": _THOUSAND for outer in _OUTER for split in CLEVRER_SPLITS for end in _ENDS}
 _OF_CHOICES = ("explanatory", "predictive", "counterfactual")
@@ -82,7 +82,6 @@ def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question of a scene as a record."""
     asked = object_of(row["asked"], "the question")
     category = text_of(asked, "question_type")
     if category == "descriptive":

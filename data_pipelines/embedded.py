@@ -10,11 +10,10 @@ on), ``eval_unseen.jsonl`` (clips of the held-out orders) and ``clips/``. Equal 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from data_pipelines.common import progress, run
 from data_pipelines.engine.output_folder import (
@@ -61,12 +60,24 @@ class Split:
     orders: tuple[Order, ...]
     category: str
 
+    @property
+    def records(self) -> str:
+        return f"{self.name}.jsonl"
+
+    @property
+    def clips(self) -> str:
+        return f"clips/{self.name}"
+
+    def clip(self, index: int) -> str:
+        return f"{self.clips}/{index:05d}.mp4"
+
 
 SPLITS = (
     Split("train", 0, SEEN_ORDERS, "seen order"),
     Split("eval_seen", 1, SEEN_ORDERS, "seen order"),
     Split("eval_unseen", 2, UNSEEN_ORDERS, "unseen order"),
 )
+_NAMES = [name for split in SPLITS for name in (split.records, split.clips)]
 # Clips that something other than this set needs (to start the model off, say) have keys from here on.
 FIRST_FREE_KEY = 3
 
@@ -78,9 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     identity = {
         "pipeline": PIPELINE,
         "render_version": RENDER_VERSION,
-        "seed": arguments.seed,
-        "train": arguments.train,
-        "eval": arguments.eval,
+        **{name: getattr(arguments, name) for name in ("seed", "train", "eval")},
     }
     with locked(out):
         if arguments.overwrite:
@@ -89,13 +98,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             settle(out)
             print(f"{out} is already prepared: {arguments.train} training and 2 x {arguments.eval} evaluation clips.")
             return 0
-        claim(out, _all_names())
+        claim(out, _NAMES)
         files = {}
         for split in SPLITS:
             count = arguments.train if split.name == "train" else arguments.eval
             samples = _render_split(split, count, arguments.seed, out)
-            write_records(out / f"{split.name}.jsonl", samples)
-            files[f"{split.name}.jsonl"] = len(samples)
+            write_records(out / split.records, samples)
+            files[split.records] = len(samples)
         write_manifest(out, identity, files)
         settle(out)
     print(f"Wrote {', '.join(f'{name} ({count} clips)' for name, count in files.items())} to {out}.")
@@ -103,15 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _render_split(split: Split, count: int, seed: int, out: Path) -> list[Sample]:
-    """Write the clips of one split and return their records; every gold answer was checked."""
-    folder = _names(split)[1]
-    (out / folder).mkdir(parents=True, exist_ok=True)
+    """Write the clips of one split and return their records, whose gold answers are checked."""
+    (out / split.clips).mkdir(parents=True, exist_ok=True)
     samples = []
     clips = make_clips(count, split.orders, POSITIONS, (seed, split.key))
     for index, clip in enumerate(progress(clips, count, f"Rendering {split.name} clips")):
-        path = Path(_clip(folder, index))
-        write_clip(clip, out / path)
-        media = MediaRef("video", path.as_posix())
+        write_clip(clip, out / split.clip(index))
+        media = MediaRef("video", split.clip(index))
         samples.append(to_sample(clip, f"{split.name}-{index:05d}", media, split.category))
     for fault in gold_faults(samples):
         if fault is not None:
@@ -140,10 +147,10 @@ def write_clip(clip: Clip, path: Path) -> None:
 
 
 def _clear(out: Path) -> None:
-    """Remove the files of an earlier run of this pipeline, as its manifest tells them, and nothing else.
+    """Remove the files of an earlier run of this pipeline, as its manifest lists them, and nothing else.
 
     Raises:
-        ConfigError: another pipeline prepared the folder, or somebody else's files lie under names of clips.
+        ConfigError: another pipeline prepared the folder, or other files have names of clips.
     """
     manifest = own_manifest(out)
     if manifest is None:
@@ -153,50 +160,26 @@ def _clear(out: Path) -> None:
             f"'{printable(str(out), 300)}' was prepared by another pipeline, whose files are not replaced. A folder of "
             "its own, or one that this pipeline prepared, is expected. Choose another --out, or remove that set."
         )
-    ours = {split.name: _clips_in(manifest, split) for split in SPLITS}
+    ours = {}
     for split in SPLITS:
-        _refuse_other_clips(out, _names(split)[1], ours[split.name])
-    adopt(out, [MANIFEST, *_all_names()])
+        count = manifest["files"].get(split.records, 0)
+        ours[split] = [split.clip(index) for index in range(count if isinstance(count, int) else 0)]
+        others = {path.relative_to(out).as_posix() for path in (out / split.clips).glob(_CLIPS)}.difference(ours[split])
+        if others:
+            first = ", ".join(printable(name, 100) for name in sorted(others)[:_LISTED])
+            raise ConfigError(
+                f"--out '{printable(str(out), 300)}' holds {first}{' ...' if len(others) > _LISTED else ''}, which its "
+                f"{MANIFEST} does not list: other files are not replaced. Clips of this program's alone are "
+                "expected. Choose another --out, or move them away."
+            )
+    adopt(out, [MANIFEST, *_NAMES])
     (out / MANIFEST).unlink()
     for split in SPLITS:
-        records, clips = _names(split)
-        for name in (*([records] if records in manifest["files"] else []), *ours[split.name]):
+        for name in (*([split.records] if split.records in manifest["files"] else []), *ours[split]):
             if not (out / name).is_dir():
                 (out / name).unlink(missing_ok=True)
-        with suppress(OSError):  # it is not there, or holds something else
-            (out / clips).rmdir()
-
-
-def _clips_in(manifest: Mapping[str, Any], split: Split) -> list[str]:
-    """The clips that a manifest tells of: as many as there are records."""
-    records, folder = _names(split)
-    count = manifest["files"].get(records, 0)
-    return [_clip(folder, index) for index in range(count if isinstance(count, int) else 0)]
-
-
-def _refuse_other_clips(out: Path, folder: str, ours: Collection[str]) -> None:
-    """Of clips that no manifest lists, some would be written over."""
-    others = sorted({path.relative_to(out).as_posix() for path in (out / folder).glob(_CLIPS)}.difference(ours))
-    if others:
-        shown = ", ".join(printable(name, 100) for name in others[:_LISTED]) + (" ..." if others[_LISTED:] else "")
-        raise ConfigError(
-            f"--out '{printable(str(out), 300)}' holds {shown}, which its {MANIFEST} does not list: somebody else's "
-            "files are not replaced. Clips of this program's alone are expected. Choose another --out, or move them "
-            "away."
-        )
-
-
-def _clip(folder: str, index: int) -> str:
-    return f"{folder}/{index:05d}.mp4"
-
-
-def _all_names() -> list[str]:
-    return [name for split in SPLITS for name in _names(split)]
-
-
-def _names(split: Split) -> tuple[str, str]:
-    """Of its records and of the folder of its clips."""
-    return f"{split.name}.jsonl", f"clips/{split.name}"
+        with suppress(OSError):  # missing, or not empty
+            (out / split.clips).rmdir()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -100,11 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def dataset_of(map_file: Path) -> DataSet:
-    """The data set that a map of fields describes.
-
-    Raises:
-        ConfigError: see ``read_map``.
-    """
+    """The data set that a map of fields describes. Raises ConfigError: see ``read_map``."""
     field_map = read_map(map_file)
     if field_map.file_is_row and field_map.keyed_by is not None:
         raise ConfigError(
@@ -166,7 +162,7 @@ def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> 
     if unread:
         files = "; ".join(f"{split}: {', '.join(patterns)}" for split, patterns in dataset.forms[0].files.items())
         raise ConfigError(
-            f"--hub-splits has {printable(', '.join(unread), 200)}, which nobody would read: the map's 'files' are "
+            f"--hub-splits has {printable(', '.join(unread), 200)}, which would not be read: the map's 'files' are "
             f"{files}, and of each the first that is there is read. Name a split there, as in "
             "files: {eval: ['.:validation']}, or leave it out."
         )
@@ -179,7 +175,7 @@ def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> 
 
 
 def _out(arguments: Sequence[str]) -> Path:
-    """The folder to write, told before anything is fetched."""
+    """The output folder, needed before anything is fetched."""
     parser = argparse.ArgumentParser(prog="vlm-pg prepare generic", add_help=False, allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_known_args(arguments)[0].out

@@ -70,7 +70,8 @@ def of_parquet(row: Row, name: str) -> dict[str, Any]:
     if row.get("ground_truth") and row.get("choices"):
         choices = _choices(row)
         chosen = choices[string.ascii_uppercase.index(_letter(row, "ground_truth", choices))]
-        if _stated(chosen) != _stated(gold):
+        # equal for "5 \sqrt { 2 }", "$5\sqrt{2}$" and "5√2"
+        if unspaced(statement(chosen)) != unspaced(statement(gold)):
             raise unusable(
                 "ambiguous_answer", f"'ground_truth' is '{chosen[:80]}', 'answer' is '{gold[:80]}'", "One right answer"
             )
@@ -102,11 +103,7 @@ def _letter(row: Row, field: str, choices: Sequence[str]) -> str:
 
 
 def _few_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """As ``read_rows``; more rows than the set has are another set's.
-
-    Raises:
-        ConfigError: there are more.
-    """
+    """As ``read_rows``; more rows than the set has are another set's. Raises ConfigError: there are more."""
     for number, row in enumerate(read_rows(path), start=1):
         if number > _MOST:
             raise ConfigError(
@@ -114,11 +111,6 @@ def _few_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
                 "have the same fields. Give its own files, or use 'vlm-pg prepare generic' with a map of fields."
             )
         yield row
-
-
-def _stated(latex: str) -> str:
-    r"""The same for "5 \sqrt { 2 }", "$5\sqrt{2}$" and "5√2"."""
-    return unspaced(statement(latex))
 
 
 GEOMETRY3K = DataSet(

@@ -33,7 +33,6 @@ _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     process, _, gold = plain_number(row["answer"]).rpartition(_BEFORE_GOLD)
     gold = gold.strip().replace(",", "")
     if not _NUMBER.fullmatch(gold):

@@ -84,8 +84,8 @@ def to_record(question: Row, name: str) -> dict[str, Any]:
 def subset(question: Row, annotations: Path) -> str:
     """The folder that the videos of a row's subset unpack to."""
     folder, source = os.path.basename(os.path.abspath(annotations)), question["data_source"]
-    told = isinstance(source, str) and _SUBSET.fullmatch(source) is not None
-    return source if told and not _SUBSET.fullmatch(folder) else folder
+    is_subset = isinstance(source, str) and _SUBSET.fullmatch(source) is not None
+    return source if is_subset and not _SUBSET.fullmatch(folder) else folder
 
 
 def _said(turns: list[Any]) -> tuple[str, str]:

@@ -48,7 +48,6 @@ _VIDEOS = (*_FOLDERS, *(f"*/{folder}" for folder in _FOLDERS))
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     fields = open_or_choice(without_mark(text_of(row, "problem")), untagged_once(text_of(row, "answer")))
     if len(fields["options"]) not in (0, _OPTIONS):
         came = f"the question has {len(fields['options'])} options"

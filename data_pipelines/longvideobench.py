@@ -56,7 +56,6 @@ _CLOCK = re.compile(r"(\d{1,3}):(\d{1,2}):(\d{1,2}(?:\.\d{1,9})?)", re.ASCII)
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     texts = _candidates(row)
     return {
         "problem_id": name,
@@ -64,25 +63,25 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
         "data_type": "video",
         **answered("multiple choice", letter_at(called(row, "correct_choice"), len(texts)), lettered(texts)),
         "path": text_of(row, "video_path"),
-        "subtitles": _told(row),
+        "subtitles": _subtitles(row),
         "data_source": "longvideobench",
         "category": text_of(row, "question_category"),
         "details": {field: row[field] for field in _DETAILS if row.get(field) is not None},
     }
 
 
-def cues_of(said: Sequence[Any], zero: float, duration: float) -> Iterator[Cue]:
+def cues_of(subtitles: Sequence[Any], zero: float, duration: float) -> Iterator[Cue]:
     """The subtitles that are shown during a clip, in seconds since it begins.
 
     Args:
-        said: as they are published, of either form.
+        subtitles: as they are published, of either form.
         zero: where the clip begins in the video that they belong to, in seconds.
         duration: of the clip, in seconds.
 
     Raises:
         SampleError: ``bad_subtitles``: one is of neither form, or ends before it begins.
     """
-    for one in said:
+    for one in subtitles:
         start, end, text = _read(one, zero + duration)
         if end < start:
             raise _bad(f"one goes from {start:g} s to {end:g} s")
@@ -122,17 +121,17 @@ def _bad(came: str) -> SampleError:
     return unusable("bad_subtitles", f"of the subtitles {came}", allowed)
 
 
-def _told(row: Row) -> Subtitles | None:
-    """What is said in the clip; None where its subtitles are not there."""
+def _subtitles(row: Row) -> Subtitles | None:
+    """The subtitles of the clip; None where their file is missing."""
     file = row.get("subtitle_file")
     if not file:
         return None
     zero, duration = number_of(row, "starting_timestamp_for_subtitles"), number_of(row, "duration")
     try:
-        said = [one for _, one in read_raw(Path(file))]
+        subtitles = [one for _, one in read_raw(Path(file))]
     except ConfigError as error:
         raise _bad(f"the file cannot be read: {error}") from None
-    return Subtitles(tuple(cues_of(said, zero, duration)))
+    return Subtitles(tuple(cues_of(subtitles, zero, duration)))
 
 
 def _candidates(row: Row) -> list[str]:

@@ -117,10 +117,7 @@ MATH = DataSet(
         ),
         Form(
             "Parquet of a subject, or rows of problem and answer",
-            {
-                "train": ("train.jsonl", ".:train", "[a-z]*:train"),
-                "eval": ("test.jsonl", ".:test", "[a-z]*:test"),
-            },
+            {"train": ("train.jsonl", ".:train", "[a-z]*:train"), "eval": ("test.jsonl", ".:test", "[a-z]*:test")},
             (_PROBLEM, _SOLUTION + _ANSWER),
             to_record,
             questions=named("unique_id"),

@@ -35,16 +35,7 @@ from data_pipelines.common import run
 from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, keyed_rows
-from data_pipelines.engine.fields import (
-    answer_text,
-    first_of,
-    list_of,
-    named,
-    published,
-    text_of,
-    texts_of,
-    unusable,
-)
+from data_pipelines.engine.fields import answer_text, first_of, list_of, named, published, text_of, texts_of, unusable
 from vlm_pg.data.tables import Embedded
 
 # Rounding to two decimals, as numbers are compared, would take answers of more decimals for equal that are not.
@@ -57,7 +48,6 @@ _INTEGER, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?\d+(?:\.\d+)?")
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question as a record."""
     unit = first_of(row, "unit")
     question = text_of(row, "question").strip() + (f" (Unit: {text_of(row, 'unit')})" if unit is not None else "")
     form, fields = _checked(row)
@@ -85,7 +75,7 @@ def _details(row: Row) -> dict[str, Any]:
 
 
 def _checked(row: Row) -> tuple[str, dict[str, Any]]:
-    """What the question is to say of the answer's form, and the fields that say how it is checked."""
+    """The instruction on the answer's form, and the fields for the gold answer."""
     kind = text_of(row, "question_type")
     if kind == "free_form":
         kind = text_of(row, "answer_type")
@@ -98,10 +88,6 @@ def _choice(row: Row) -> tuple[str, dict[str, Any]]:
     choices = texts_of(list_of(row, "choices"), "'choices'")
     letter = letter_of_text(answer_text(row, "answer"), choices)
     return "", answered("multiple choice", letter, lettered(choices))
-
-
-def _integer(row: Row) -> tuple[str, dict[str, Any]]:
-    return "", answered("numerical", _matching(_INTEGER, row, "A whole number"))
 
 
 def _float(row: Row) -> tuple[str, dict[str, Any]]:
@@ -122,10 +108,6 @@ def _list(row: Row) -> tuple[str, dict[str, Any]]:
     return "Answer with a list in square brackets, for example [1, 2, 3].", answered("exact", gold)
 
 
-def _text(row: Row) -> tuple[str, dict[str, Any]]:
-    return "", answered("exact", answer_text(row, "answer"))
-
-
 def _matching(pattern: re.Pattern[str], row: Row, allowed: str) -> str:
     gold = answer_text(row, "answer")
     if not pattern.fullmatch(gold):
@@ -135,10 +117,10 @@ def _matching(pattern: re.Pattern[str], row: Row, allowed: str) -> str:
 
 _KINDS: dict[str, Callable[[Row], tuple[str, dict[str, Any]]]] = {
     "multi_choice": _choice,
-    "integer": _integer,
+    "integer": lambda row: ("", answered("numerical", _matching(_INTEGER, row, "A whole number"))),
     "float": _float,
     "list": _list,
-    "text": _text,
+    "text": lambda row: ("", answered("exact", answer_text(row, "answer"))),
 }
 
 MATHVISTA = DataSet(

@@ -40,7 +40,6 @@ _VIDEOS = "videos"
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     path = _path(row)
     subject = _subject(row, path)
     return {
@@ -95,8 +94,8 @@ def _path(row: Row) -> str:
 def _subject(row: Row, path: str) -> str:
     """As the metadata name it, else as the video's folder does: "Computer Science"."""
     metadata = row.get("metadata")
-    told = first_of(metadata, "subject") if isinstance(metadata, Mapping) else None
-    return told if told is not None else PurePosixPath(path).parent.name.replace("_", " ")
+    subject = first_of(metadata, "subject") if isinstance(metadata, Mapping) else None
+    return subject if subject is not None else PurePosixPath(path).parent.name.replace("_", " ")
 
 
 MMVU = DataSet(
@@ -104,15 +103,7 @@ MMVU = DataSet(
     (
         Form(
             "validation.json",
-            {
-                "eval": (
-                    "validation.json",
-                    "data/validation.json",
-                    "MMVU/validation.json",
-                    ".:validation",
-                    ".:val",
-                )
-            },
+            {"eval": ("validation.json", "data/validation.json", "MMVU/validation.json", ".:validation", ".:val")},
             (("video", "video_path"), "question_type", "question", "choices", "answer"),
             to_record,
             questions=named("id"),

@@ -67,7 +67,6 @@ _OF_CLIPS = ("action_sequence", "action_prediction", "object_interaction", "acti
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     task = text_of(row, "task")
     if task not in FOLDERS:
         raise unusable("unknown_task", f"the file is called '{task[:80]}'", f"One of {', '.join(FOLDERS)}")

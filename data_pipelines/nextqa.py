@@ -23,6 +23,7 @@ Record: {"problem_id": "4010069381_6", "problem": "how do the two man play the i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,6 @@ _OPTIONS = ("a0", "a1", "a2", "a3", "a4")
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     video = called(row, "video")
     texts = [text_of(row, key).strip() for key in _OPTIONS]
     return {
@@ -57,37 +57,23 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
 
 def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     """With the folder of each video, where the map says it: {"video": "17", "mapped": "0101/17"}."""
-    folders = {name: _mapped(file, value) for file in files_beside(path, [_MAP]) for _, name, value in _members(file)}
+    folders: dict[str, Any] = {}
+    for file in files_beside(path, [_MAP]):
+        try:
+            folders |= {name: value for _, name, value in read_json_object(file)}
+            if not all(isinstance(value, str) for value in folders.values()):
+                raise ConfigError("a value is no text")
+        except ConfigError as error:
+            raise ConfigError(
+                f"'{printable(str(file), 300)}' is no map of videos. An object such as "
+                '{"2909445186": "0101/2909445186"} is expected. Copy the file from NExT-QA\'s project again, or remove '
+                "it: the folders are looked through then."
+            ) from error
     for place, row in read_rows(path):
-        yield place, row | {"mapped": folders.get(_video(row))} if isinstance(row, dict) else row
-
-
-def _video(row: Row) -> str:
-    try:
-        return called(row, "video")
-    except SampleError:  # is refused later
-        return ""
-
-
-def _members(file: Path) -> Iterator[tuple[RecordPlace, str, Any]]:
-    try:
-        yield from read_json_object(file)
-    except ConfigError as error:
-        raise _damaged(file) from error
-
-
-def _mapped(file: Path, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _damaged(file)
-    return value
-
-
-def _damaged(file: Path) -> ConfigError:
-    return ConfigError(
-        f"'{printable(str(file), 300)}' is no map of videos. An object such as "
-        '{"2909445186": "0101/2909445186"} is expected. Copy the file from NExT-QA\'s project again, or remove it: '
-        "the folders are looked through then."
-    )
+        mapped = None
+        with suppress(SampleError):  # it is refused later
+            mapped = folders.get(called(row, "video")) if isinstance(row, dict) else None
+        yield place, row | {"mapped": mapped} if isinstance(row, dict) else row
 
 
 NEXTQA = DataSet(

@@ -64,7 +64,7 @@ _SHARED = dict.fromkeys(("videos", *_NAMED, "data/videos"), "part*")
 _WHOLE = -1
 # Of file names: "mc_question_train.json", "validation-00000-of-00001.parquet", "mc_question_val:validation".
 _SPLIT = re.compile(r"(?<![a-z])(train|val|valid|validation|test)(?![a-z])")
-_FASTEST = 100_000  # frames a second: nobody's rate, but no infinity either
+_FASTEST = 100_000  # frames a second: an upper bound of real rates, and no infinity
 
 
 def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
@@ -143,8 +143,8 @@ def _with_cuts(read: Reader) -> Reader:
                 yield place, row
                 continue
             metadata = row.get("metadata")
-            told = metadata.get("split") if isinstance(metadata, Mapping) else None
-            split = _split_in(told) if isinstance(told, str) else split_of_file
+            named = metadata.get("split") if isinstance(metadata, Mapping) else None
+            split = _split_in(named) if isinstance(named, str) else split_of_file
             name = f"cut_frame_mapping_{split}.json" if split else ""
             yield place, {**row, "cut": cuts.get(name, {}).get(video), "map": name}
 

@@ -27,20 +27,10 @@ from data_pipelines.common import run
 from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
-from data_pipelines.engine.fields import (
-    called,
-    list_of,
-    named,
-    number_of,
-    object_of,
-    text_of,
-    texts_of,
-    video_file,
-)
+from data_pipelines.engine.fields import called, list_of, named, number_of, object_of, text_of, texts_of, video_file
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     choices = [object_of(choice, "a choice").get("choice") for choice in list_of(row, "choices")]
     texts = texts_of(choices, "'choices'")
     return {

@@ -40,7 +40,7 @@ from typing import Any
 from data_pipelines.common import run
 from data_pipelines.engine.answers import answered, letter_of, letter_of_text, lettered, split_options
 from data_pipelines.engine.command import pipeline
-from data_pipelines.engine.dataset import DataSet, Form, Reader, Row, files_beside, keyed_rows, read_rows
+from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, keyed_rows, read_rows
 from data_pipelines.engine.fields import called, first_of, list_of, object_of, text_of, unusable, video_file
 from vlm_pg.data.files import RecordPlace, read_json_object, root_of
 
@@ -70,7 +70,6 @@ def of_question(row: Row, name: str) -> dict[str, Any]:
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One question of a table as a record."""
     task, dim, video = text_of(row, "task"), text_of(row, "dim"), called(row, "video_id")
     for kind, value, known in (("task", task, _TASKS), ("dim", dim, DIMS)):
         if value not in known:
@@ -143,21 +142,17 @@ def _of_videos(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
         yield place, row
 
 
-def _of_rows(read: Reader) -> Reader:
-    """Rows of a table, with their task, which their folder's name tells, and their number among those of a video."""
-
-    def rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-        fine, task = _fine_dims(path), root_of(path).resolve().name
-        counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-        for place, row in read(path):
-            if isinstance(row, Mapping):
-                video, dim = str(row.get("video_id")), str(row.get("dim"))
-                counts[video, dim] += 1
-                more = {"task": task, "number": counts[video, dim], "fine_dim": fine.get(video, {}).get(dim)}
-                row = {**row, **more}
-            yield place, row
-
-    return rows
+def _of_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    """Rows of a table, with their task, the name of their folder, and their number among those of a video."""
+    fine, task = _fine_dims(path), root_of(path).resolve().name
+    counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for place, row in read_rows(path):
+        if isinstance(row, Mapping):
+            video, dim = str(row.get("video_id")), str(row.get("dim"))
+            counts[video, dim] += 1
+            more = {"task": task, "number": counts[video, dim], "fine_dim": fine.get(video, {}).get(dim)}
+            row = {**row, **more}
+        yield place, row
 
 
 def _named(row: Row, name: str) -> list[tuple[str, Row]]:
@@ -207,7 +202,7 @@ TEMPCOMPASS = DataSet(
             {"eval": ("[cmy][aeu]*[ego]:test", "*/[cmy][aeu]*[ego]:test")},
             ("video_id", "question", "answer", "dim"),
             to_record,
-            rows=_of_rows(read_rows),
+            rows=_of_rows,
             questions=_named,
             suffixes=(".parquet",),
             beside=_META,

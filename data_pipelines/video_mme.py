@@ -36,7 +36,6 @@ _SET = "[Vv]ideo*[Mm][Mm][Ee]"
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     video = called(row, "videoID")
     ids = {"question_id": called(row, "question_id"), "video_id": called(row, "video_id")}
     return {

@@ -60,7 +60,6 @@ _LONGEST_LIST = 20_000
 
 
 def to_record(row: Row, name: str) -> dict[str, Any]:
-    """One row as a record."""
     track, video = row["track"], called(row, "id")
     if track not in _TRACKS:
         allowed = f"Files of {', '.join(_TRACKS)}, which their names or their folders' say,"

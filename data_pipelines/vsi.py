@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from data_pipelines.common import run
@@ -78,7 +77,6 @@ _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 
 
 def of_590k(row: Row, name: str) -> dict[str, Any]:
-    """One row of VSI-590K as a record."""
     asked, answered = _turns(row["conversations"])
     text = text_of(asked, "value")
     kept = without_sentences(text, _INSTRUCTIONS)
@@ -118,16 +116,6 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
     }
 
 
-def in_590k(row: Row, annotations: Path) -> str:
-    """The folder of VSI-590K's media."""
-    return _TRAINED
-
-
-def in_bench(row: Row, annotations: Path) -> str:
-    """The folder of VSI-Bench's media."""
-    return _EVALUATED
-
-
 def _turns(conversations: Any) -> list[Mapping[str, Any]]:
     """Question and answer."""
     turns = listed(conversations, "'conversations'")
@@ -165,7 +153,7 @@ VSI = DataSet(
             ("conversations", "question_type", ("video", "image")),
             of_590k,
             suffixes=(".json", ".jsonl", ".parquet"),
-            folder=in_590k,
+            folder=lambda row, annotations: _TRAINED,
         ),
         Form(
             "VSI-Bench's test.jsonl or Parquet",
@@ -174,7 +162,7 @@ VSI = DataSet(
             of_bench,
             questions=named("id"),
             suffixes=(".json", ".jsonl", ".parquet"),
-            folder=in_bench,
+            folder=lambda row, annotations: _EVALUATED,
         ),
     ),
     media=(),

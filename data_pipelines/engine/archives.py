@@ -7,6 +7,7 @@ taken, and no more bytes than the limits allow, whatever the archive's headers s
 from __future__ import annotations
 
 import bz2
+import filecmp
 import gzip
 import os
 import re
@@ -218,20 +219,13 @@ def _move(hidden: Path, folder: Path, names: list[PurePosixPath]) -> None:
         target = folder / name
         if not target.parent.resolve().is_relative_to(root):
             raise _Refused(f"'{_shown(str(name))}' would be written through a link that leads out of the folder")
-        if target.is_symlink() or (target.exists() and not _same(hidden / name, target)):
+        if target.is_symlink() or (target.exists() and not filecmp.cmp(hidden / name, target, shallow=False)):
             raise _Refused(f"'{_shown(str(name))}' is there already, with another content")
     for name in names:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             os.replace(hidden / name, target)
-
-
-def _same(one: Path, other: Path) -> bool:
-    if not other.is_file() or one.stat().st_size != other.stat().st_size:
-        return False
-    with one.open("rb") as left, other.open("rb") as right:
-        return all(chunk == right.read(_CHUNK) for chunk in iter(partial(left.read, _CHUNK), b""))
 
 
 def _tar_entries(archive: Path) -> Iterator[Entry]:

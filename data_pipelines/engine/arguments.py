@@ -48,11 +48,7 @@ class Arguments:
 
 
 def parse(dataset: DataSet, description: str, argv: Sequence[str] | None) -> Arguments:
-    """Read the arguments and find the files.
-
-    Raises:
-        ConfigError: they do not go together, or name nothing.
-    """
+    """Read the arguments and find the files. Raises ConfigError: they do not go together, or name nothing."""
     given = _parser(dataset, description).parse_args(argv)
     given.unread = []
     given.media_root = getattr(given, "media_root", None) or given.folder or Path()

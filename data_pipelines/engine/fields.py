@@ -101,11 +101,7 @@ def called(row: Mapping[str, Any], *names: str) -> str:
 
 
 def number_of(row: Mapping[str, Any], name: str) -> float:
-    """A finite number.
-
-    Raises:
-        SampleError: ``missing_field`` or ``wrong_type``.
-    """
+    """A finite number. Raises SampleError: ``missing_field`` or ``wrong_type``."""
     value = row.get(name)
     if value is None:
         raise unusable("missing_field", f"the row has no '{name}'", "A number under that name")
@@ -151,22 +147,14 @@ def listed(value: Any, what: str) -> Any:
 
 
 def object_of(value: Any, what: str) -> Mapping[str, Any]:
-    """A value that is an object with named fields, called ``what`` in messages.
-
-    Raises:
-        SampleError: ``wrong_type``.
-    """
+    """A value that is an object with named fields, called ``what`` in messages. Raises SampleError: ``wrong_type``."""
     if not isinstance(value, Mapping):
         raise unusable("wrong_type", f"{what} is a {type(value).__name__}", "An object with named fields")
     return value
 
 
 def texts_of(values: Sequence[Any], what: str) -> list[str]:
-    """Values that are texts, stripped; called ``what`` in messages.
-
-    Raises:
-        SampleError: ``wrong_type``.
-    """
+    """Values that are texts, stripped; called ``what`` in messages. Raises SampleError: ``wrong_type``."""
     wrong = [type(value).__name__ for value in values if not isinstance(value, str)]
     if wrong:
         raise unusable("wrong_type", f"{what} hold a {wrong[0]}", "Texts")

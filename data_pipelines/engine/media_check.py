@@ -69,11 +69,7 @@ class MediaCheck:
 
     @classmethod
     def of(cls, dataset: DataSet, arguments: Arguments) -> MediaCheck:
-        """From the command's arguments.
-
-        Raises:
-            ConfigError: ``--media`` is invalid.
-        """
+        """From the command's arguments. Raises ConfigError: ``--media`` is invalid."""
         settings = media_settings(arguments.media, max(1, arguments.workers))
         factor, decode = arguments.patch, arguments.decode
         if dataset.media is None or arguments.skip_media_check:

@@ -175,8 +175,8 @@ def refuse_foreign(out: Path, names: Iterable[str]) -> None:
     if foreign:
         shown = ", ".join(printable(name, 100) for name in foreign[:_LISTED]) + (" ..." if foreign[_LISTED:] else "")
         raise ConfigError(
-            f"--out '{printable(str(out), 300)}' holds {shown}, which no {MANIFEST} of this program's lists: somebody "
-            "else's files are not replaced. A folder of its own is expected. Choose another --out, or move them away."
+            f"--out '{printable(str(out), 300)}' holds {shown}, which no {MANIFEST} of this program lists: files of "
+            "others are not replaced. A folder of its own is expected. Choose another --out, or move them away."
         )
 
 

@@ -231,7 +231,7 @@ def check_all_judged(tally: Tally, rows: int, judged: tuple[int, int]) -> None:
         raise VlmPgError(
             f"The files have {rows} rows, of which {judged[0]} were judged; of their {judged[1]} questions {ended} "
             "were kept, refused or left out. None may be lost. Give the same command again with --overwrite, and "
-            "report this if it is said again."
+            "report this if it happens again."
         )
 
 

@@ -154,10 +154,7 @@ def write_all(
         The number of records in each file; an empty split has none.
     """
     writers: dict[str, ShardWriter | JsonlWriter] = {}
-    with (
-        replacing(folder / REFUSED, durable=False) as refused,
-        replacing(folder / REPEATED, durable=False) as repeated,
-    ):
+    with replacing(folder / REFUSED, durable=False) as refused, replacing(folder / REPEATED, durable=False) as repeated:
         for one in assigned:
             if isinstance(one, str):
                 tally.left_out[one] += 1

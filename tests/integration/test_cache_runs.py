@@ -117,7 +117,7 @@ def test_stats_verify_and_prune(folder: Path, filled: Path) -> None:
     assert f"damaged, removed: {bad}" in said and "31 entries are as they were written, 1 were damaged" in said
     cli("cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}")
     assert entries(cache) == entries(filled)
-    assert "32 entries thrown out" in cli("cache", "prune", str(cache), "--max-gb", "0") and not entries(cache)
+    assert "32 entries evicted" in cli("cache", "prune", str(cache), "--max-gb", "0") and not entries(cache)
     for arguments, message in (
         (("stats", str(folder)), "is no cache. The folder that cache.folder names"),
         (("prune", str(cache)), "prune needs --max-gb"),

@@ -21,11 +21,7 @@ GONE1 1.5 12##a person cooks.
 """
 VIDEOS = {f"Charades_v1_480/{name}.mp4": mp4(place) for place, name in enumerate(("0A8CF", "3MSZA"))}
 CASE = Published(
-    {
-        "charades_sta_test.txt": LINES,
-        "Charades_v1_test.csv": lengths(**{"0A8CF": "11.17", "3MSZA": "30.96"}),
-        **VIDEOS,
-    },
+    {"charades_sta_test.txt": LINES, "Charades_v1_test.csv": lengths(**{"0A8CF": "11.17", "3MSZA": "30.96"}), **VIDEOS},
     refused=[
         ("charades_sta_test.txt:5", "charades_sta_test-5", "bad_time_span"),
         ("charades_sta_test.txt:6", "charades_sta_test-6", "missing_media"),

@@ -118,13 +118,7 @@ SCORES = [
         (1 + sum(LUCK.values())) / 6,
         {MEAN: (1 + sum(LUCK.values())) / 6},
         {"total": 7, "scored": 6, "no_output": 1},
-        {
-            "duration_group": {
-                "15": (1 / 2, 2),
-                "60": (LUCK[f"{SECOND}_1"] / 2, 2),
-                "3600": (LUCK[f"{THIRD}_1"] / 2, 2),
-            }
-        },
+        {"duration_group": {"15": (1 / 2, 2), "60": (LUCK[f"{SECOND}_1"] / 2, 2), "3600": (LUCK[f"{THIRD}_1"] / 2, 2)}},
         [NOTE],
     ),
 ]

@@ -67,14 +67,7 @@ SCORES = [
         7 / 12,
         {"mean of tasks": 7 / 12, "mean over questions": 4 / 8},
         {"total": 9, "scored": 8, "no_output": 1, "unparsed": 2},
-        {
-            "task": {
-                "action_antonym": (1, 1),
-                "action_sequence": (1 / 3, 3),
-                COUNT: (0.5, 2),
-                CHANGE: (0.5, 2),
-            }
-        },
+        {"task": {"action_antonym": (1, 1), "action_sequence": (1 / 3, 3), COUNT: (0.5, 2), CHANGE: (0.5, 2)}},
         [TASKS, SILENCE],
     ),
     # 1; 1, 1, 0; 0, 0; 1, 1: (1 + 2/3 + 0 + 1) / 4, and 5/8. An empty output is right, as the authors' code has it.
@@ -85,14 +78,7 @@ SCORES = [
         2 / 3,
         {"mean of tasks": 2 / 3, "mean over questions": 5 / 8},
         {"total": 9, "scored": 8, "no_output": 1, "unparsed": 4},
-        {
-            "task": {
-                "action_antonym": (1, 1),
-                "action_sequence": (2 / 3, 3),
-                COUNT: (0, 2),
-                CHANGE: (1, 2),
-            }
-        },
+        {"task": {"action_antonym": (1, 1), "action_sequence": (2 / 3, 3), COUNT: (0, 2), CHANGE: (1, 2)}},
         [TASKS, SILENCE],
     ),
     # 1; out, 1, 1; 1, 0; 1, 1: (1 + 1 + 1/2 + 1) / 4, and 6/7.
@@ -103,14 +89,7 @@ SCORES = [
         7 / 8,
         {"mean of tasks": 7 / 8, "mean over questions": 6 / 7},
         {"total": 9, "scored": 7, "no_output": 1, "no_value": 1, "unparsed": 1, "left_out": 1},
-        {
-            "task": {
-                "action_antonym": (1, 1),
-                "action_sequence": (1, 2),
-                COUNT: (0.5, 2),
-                CHANGE: (1, 2),
-            }
-        },
+        {"task": {"action_antonym": (1, 1), "action_sequence": (1, 2), COUNT: (0.5, 2), CHANGE: (1, 2)}},
         [TASKS, SILENCE],
     ),
 ]

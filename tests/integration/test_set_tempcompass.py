@@ -34,7 +34,7 @@ FILES = {
         ONE: {
             "action": [asked("Is the man dunking?", "yes"), asked("Is he sleeping?", "no")],
             "speed": [asked("Is it slow?", "no")],
-        },
+        }
     },
     "questions/caption_matching.json": {
         ONE: {"action": [asked(OPTION, "Option 2: He dunks."), asked(SENTENCE, "Sentence A: He sits.")]},

@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,3 +165,9 @@ def empty_files(root: Path, *names: str) -> None:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"")
+
+
+def check_example(module: ModuleType, row: Any, form: int = 0, **changes: Any) -> None:
+    """A row becomes the record that the pipeline's docstring shows, but for these ``changes``."""
+    (sample,) = one_row(getattr(module, module.__name__.rpartition(".")[2].upper()), row, form)
+    assert isinstance(sample, Sample) and replace(sample, where="", **changes) == example(module)

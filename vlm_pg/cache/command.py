@@ -52,7 +52,7 @@ def print_pruned(folder: Path, max_gb: float) -> None:
             f"Another process throws out entries of '{printable(str(folder), 300)}' at this moment. Nothing was done. "
             "Try again."
         )
-    print(f"{pruned.count:,} entries thrown out, {pruned.freed / _GIB:.3f} GiB freed")
+    print(f"{pruned.count:,} entries evicted, {pruned.freed / _GIB:.3f} GiB freed")
 
 
 def _check(folder: Path) -> None:

@@ -176,7 +176,7 @@ class Run(BaseModel):
 
     def is_full(self, giving_way: Collection[str]) -> bool:
         """Whether the cache is known to be full for an entry for which these kinds give way."""
-        now = time.time()  # and a clock that was set back blocks nobody
+        now = time.time()  # a clock that was set back must not block
         return now < self.full_until <= now + _FULL_SECONDS and set(giving_way) <= set(self.giving_way)
 
     def found_full(self, giving_way: Collection[str], spares: bool) -> None:
@@ -206,7 +206,7 @@ class Account(BaseModel):
         return True
 
     def counted(self, left: int, before: int | None) -> None:
-        """Set to the counted bytes, plus what others took since the account held ``before`` (None: nobody could)."""
+        """Set to the counted bytes, plus what others took since the account held ``before`` (None: none could)."""
         taken = 0 if self.used is None or before is None else max(0, self.used - before)
         self.used = left + taken
 

@@ -257,11 +257,7 @@ def _leads_away(path: Path) -> bool:
 
 
 def open_folder(folder: Path) -> None:
-    """Make a cache folder, or check that it is one of this version.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Make a cache folder, or check that it is one of this version. Raises ConfigError: it is not."""
     mark = folder / MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The record of samples that could not be used, and the point at which there are too many of them."""
+"""The log of samples that could not be used; a run with too many of them stops."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from vlm_pg.types import BadSample
 
 
 def line_of(bad: BadSample) -> str:
-    """The fault as a line of JSON.
-
-    Write it with ``errors="backslashreplace"``: what is no Unicode (lone surrogates, as in names of files that are not
-    UTF-8) becomes the escape that JSON has for it, and is read back equal.
-    """
+    """The fault as a line of JSON. Write it with ``errors="backslashreplace"``: lone surrogates, as in file names that
+    are not UTF-8, become JSON's escapes, and are read back equal."""
     fields = asdict(bad)
     if not bad.trace:
         del fields["trace"]
@@ -35,7 +32,7 @@ class BadSampleLog:
         path: the file; continued when it exists.
         max_share: largest allowed share of bad samples, 0 to 1.
         min_seen: the share is not judged before so many samples.
-        warn: told of every fault that is new.
+        warn: called with every new fault.
     """
 
     def __init__(self, path: Path, max_share: float, min_seen: int, warn: Callable[[str], None] = lambda line: None):
@@ -48,7 +45,7 @@ class BadSampleLog:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Number of different faults in the file, by reason, the most frequent first."""
+        """Number of distinct faults in the file, by reason, the most frequent first."""
         return dict(Counter(self._known.values()).most_common())
 
     @property
@@ -57,23 +54,22 @@ class BadSampleLog:
         return self._seen
 
     def count_seen(self, n: int) -> None:
-        """``n`` more samples are about to be tried."""
+        """Count ``n`` more samples that are about to be tried."""
         self._seen += n
 
     def record_file(self, bad: Sequence[BadSample], total: int) -> None:
-        """Write the faults found in reading a file of ``total`` records; the file is judged by itself.
+        """Write the faults of a file of ``total`` records; its share of bad records is judged by itself.
 
         Raises:
             TooManyBadSamples: the share of bad records in the file exceeds ``max_share``.
         """
         for fault in bad:
             self._warn(str(fault))
-        for fault in bad:
             self._write(fault)
         self._judge(len(bad), total)
 
     def record_tried(self, seen: int, bad: Sequence[BadSample]) -> None:
-        """Count ``seen`` samples that were tried and write the faults of those that cannot be used, as ``record``."""
+        """Count ``seen`` samples that were tried, and write the faults among them, as ``record``."""
         self.count_seen(seen)
         for fault in bad:
             if self.record(fault):
@@ -113,7 +109,7 @@ class BadSampleLog:
         )
 
     def _load(self) -> None:
-        """Read the file of an earlier run; a last line that a kill left unfinished is cut off."""
+        """Read the file of an earlier run; a last line that a kill left unfinished is truncated."""
         data = self._path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) != len(data):

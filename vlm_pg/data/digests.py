@@ -1,4 +1,4 @@
-"""Whether the records of a resumed run are those it was trained on so far."""
+"""Digests of the records of a run, and how they differ from those in a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from vlm_pg.errors import ConfigError
 
 
 def data_digests(data: DataSettings, usable: Mapping[str, int] | None = None) -> dict[str, dict[str, Any]]:
-    """Path and SHA-256 of all records that are there, by their setting; the media they name are not read.
+    """Path and SHA-256 of all existing record files, by their setting, without media.
 
-    ``usable``: how many of each training set can be asked, which goes along: what a version of this program refuses is
-    usable to another one.
+    ``usable``: number of usable records of each training set, which versions of this program may see differently.
     """
     names = {_train(name): name for name in data.train_sets}
     paths = {key: data.train_sets[name] for key, name in names.items()}
@@ -31,11 +30,11 @@ def data_digests(data: DataSettings, usable: Mapping[str, int] | None = None) ->
 
 
 def changed_data(before: Any, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each set of records that is another one than when the checkpoint was written, was added, is gone or
-    has another name, or of which another number is usable. The same records in another place are the same.
+    """A line for each set of records that was changed, added, removed or renamed since the checkpoint was written, or
+    has another number of usable records. The same records at another path are equal.
 
     Args:
-        before: what the checkpoint says; older ones say nothing.
+        before: the digests in the checkpoint; older ones have none.
     """
     if not isinstance(before, dict):
         return []
@@ -80,14 +79,14 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _so(key: str) -> str:
-    """What a change means."""
+    """The consequence of a change."""
     if _part(key) == "data.eval":
         return "scores of before and after it are not of the same questions"
     return "the questions of further steps, and their order, are not those the run would have had"
 
 
 def _files(path: Path) -> tuple[Path, ...]:
-    """None where something is wrong: whoever reads the records says so, on every rank."""
+    """() for an unreadable set: reading its records raises the error, on every rank."""
     try:
         found = files_of(path)
     except ConfigError:
@@ -96,7 +95,7 @@ def _files(path: Path) -> tuple[Path, ...]:
 
 
 def _sha256(files: Sequence[Path]) -> str:
-    """Of a file's content; of several, of their digests in order."""
+    """SHA-256 of a file's content; of several files, of their digests in order."""
     digests = []
     for path in files:
         with path.open("rb") as file:

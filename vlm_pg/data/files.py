@@ -48,7 +48,7 @@ class DataFolder:
 
 
 def data_folder(path: Path) -> DataFolder | None:
-    """The split that ``FOLDER`` or ``FOLDER:split`` names; None for a path that names no folder.
+    """The split of ``FOLDER`` or ``FOLDER:split``; None for a path that is no folder.
 
     Raises:
         NoSuchSplit: the folder holds no data set, or not that split.
@@ -106,28 +106,22 @@ def _splits_of(folder: Path) -> Mapping[str, Sequence[Path]]:
         if isinstance(names, list) and names and all(map(_is_name, names)):
             return {name: _saved(folder / name)[1] for name in names}
         raise _wrong(folder, f"has a {SPLITS} that lists no splits. Names of folders are expected. Save it again")
-    for place in (folder, folder / "data"):
-        shards = _shards(place)
-        if shards:
+    for parent in (folder, folder / "data"):
+        if shards := _shards(parent):
             return shards
-    problem = f"holds no data set{_inner(folder)}. {_EXPECTED}. Name such a folder, or a file of records"
-    raise _wrong(folder, problem, NoSuchSplit)
-
-
-_EXPECTED = (
-    "What datasets saves to disk, or Parquet shards such as train-00000-of-00004.parquet (in it or in its folder "
-    "'data'), is expected"
-)
-
-
-def _inner(folder: Path) -> str:
-    """Which of its folders hold one: a hub keeps each configuration of a data set in its own."""
-    inner = [entry.name for entry in sorted(folder.iterdir()) if entry.is_dir() and _looks_like_one(entry)]
-    return f" itself; its folders {_list(inner)} do" if inner else ""
-
-
-def _looks_like_one(folder: Path) -> bool:
-    return (folder / STATE).is_file() or any(_SHARD.fullmatch(entry.name) for entry in folder.iterdir())
+    # A hub keeps each configuration of a data set in a folder of its own.
+    inner = [
+        entry.name
+        for entry in sorted(folder.iterdir())
+        if entry.is_dir() and ((entry / STATE).is_file() or any(_SHARD.fullmatch(one.name) for one in entry.iterdir()))
+    ]
+    raise _wrong(
+        folder,
+        f"holds no data set{f' itself; its folders {_list(inner)} do' if inner else ''}. What datasets saves to disk, "
+        "or Parquet shards such as train-00000-of-00004.parquet (in it or in its folder 'data'), is expected. Name "
+        "such a folder, or a file of records",
+        NoSuchSplit,
+    )
 
 
 def _saved(folder: Path) -> tuple[str, list[Path]]:
@@ -241,25 +235,26 @@ def read_raw(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     check_sizes((path,) if folder is None else folder.files)
     if folder is not None:
         return _read_folder(folder)
-    readers = {".json": _read_json, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl, ".parquet": _numbered_parquet}
-    reader = readers.get(path.suffix.lower())
-    if reader is None and not path.exists():
+    suffix = path.suffix.lower()
+    if suffix not in RECORD_FILES and not path.exists():
         raise ConfigError(
             f"There is no data file '{_shown(path)}'. Give a .json, .jsonl or .parquet file, or a prepared folder and "
             "its split as FOLDER:SPLIT."
         )
-    if reader is None:
+    if suffix not in RECORD_FILES:
         raise ConfigError(
             f"Data file '{_shown(path)}' ends in '{printable(path.suffix, 20)}'. Records are read from .json, .jsonl "
             "and .parquet. Convert the file."
         )
     _check_file(path)
-    return reader(path)
+    if suffix == ".json":
+        return _read_json(path)
+    rows = enumerate(read_parquet(path), start=1) if suffix == ".parquet" else read_lines(path)
+    return ((RecordPlace(line), record) for line, record in rows)
 
 
 def count_raw(path: Path) -> int:
-    """How many records ``read_raw`` would give of a file or folder that can be read; by less than reading them where
-    the format allows."""
+    """The number of records that ``read_raw`` yields of a readable file or folder, without parsing where possible."""
     files, suffix = files_of(path), path.suffix.lower()
     if files != (path,) or suffix == ".parquet":
         return sum(map(count_rows, files))
@@ -278,11 +273,6 @@ def _read_folder(folder: DataFolder) -> Iterator[tuple[RecordPlace, Any]]:
         for line, record in enumerate(rows, start=1):
             row += 1
             yield RecordPlace(line, file=file.name, row=row), record
-
-
-def _numbered_parquet(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    for line, record in enumerate(read_parquet(path), start=1):
-        yield RecordPlace(line), record
 
 
 def _check_file(path: Path) -> None:
@@ -314,11 +304,6 @@ def read_json_object(path: Path) -> Iterator[tuple[RecordPlace, str, Any]]:
     for number, (line, name, value) in enumerate(read_members(path), start=1):
         yield RecordPlace(line, number if line == last_line else None), name, value
         last_line = line
-
-
-def _read_jsonl(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    for number, record in read_lines(path):
-        yield RecordPlace(number), record
 
 
 def _shown(path: Path) -> str:

@@ -34,7 +34,7 @@ def options_of(record: Mapping[str, Any], gold: str = "") -> tuple[str, ...]:
 
     A capital and a point before each are letters only if they are those from A on in order, or four and more of them
     in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or turned, is refused:
-    which option "B" means, the second or the one that begins so, nobody can know. Where some are lost and the gold
+    whether option "B" is the second or the one that begins so is unknown. Where some are lost and the gold
     answer gives its option's text, they get those from A on (``close_gap``).
 
     Args:
@@ -117,11 +117,11 @@ def close_gap(options: Sequence[str], gold: str, same: Callable[[str, str], bool
     first = next(known for known, letter in zip(string.ascii_uppercase, letters, strict=False) if known != letter)
     if any(re.search(rf"(?<![A-Za-z])[{first}-{letters[-1]}](?![A-Za-z])", text) for _, text in parted):
         return None
-    said, text_said = _parted(gold.strip())
+    gold_letter, gold_text = _parted(gold.strip())
     right = [
         place
         for place, (letter, text) in enumerate(parted)
-        if same(gold.strip(), text) or (said == letter and same(text_said, text))
+        if same(gold.strip(), text) or (gold_letter == letter and same(gold_text, text))
     ]
     if len(right) != 1:
         return None

@@ -1,4 +1,4 @@
-"""What a prepared set's manifest says of its files, for those who read them: one that was cut or changed is refused."""
+"""The manifest of a prepared set, by which readers refuse truncated or changed files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from vlm_pg.errors import ConfigError, printable
 
 MANIFEST = "manifest.json"
-# One that this program writes has some hundred bytes for a file of fifty thousand records.
+# Manifests have some hundred bytes for a file of fifty thousand records.
 _MOST_BYTES = 64 << 20
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a prepared folder; None where there is none, or a file of that name that is something else."""
+    """The manifest of a prepared folder; None where there is none, or another file of that name."""
     path = folder / MANIFEST
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
@@ -29,16 +29,16 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def sizes_of(manifest: dict[str, Any]) -> dict[str, int]:
-    """Bytes of each file that a manifest tells the size of, by name."""
-    told = manifest.get("written")
-    entries = told.items() if isinstance(told, dict) else ()
+    """Sizes in bytes by file name, as far as a manifest has them."""
+    written = manifest.get("written")
+    entries = written.items() if isinstance(written, dict) else ()
     return {name: one["bytes"] for name, one in entries if isinstance(one, dict) and isinstance(one.get("bytes"), int)}
 
 
 def check_sizes(files: Iterable[Path]) -> None:
-    """Refuse files that have another size than the manifest beside them tells; those that it does not list are others'.
+    """Refuse files of another size than in the manifest beside them; files that it does not list are accepted.
 
-    Where it tells the rows of Parquet alone, as early ones do, they are compared.
+    Early manifests have only the number of rows of Parquet files, which is compared then.
 
     Raises:
         ConfigError: a file is not as it was written.
@@ -67,7 +67,7 @@ def _compare(file: Path, came: int | None, expected: int, unit: str) -> None:
 
 
 def _rows_in(file: Path) -> int | None:
-    """None of a damaged file: whoever reads it says so."""
+    """None of a damaged file: reading it raises the error."""
     import pyarrow.parquet
 
     try:

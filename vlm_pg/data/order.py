@@ -13,11 +13,15 @@ from vlm_pg.data.sample_sets import sources_of
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.types import Sample
 
+# 2^64 over the golden ratio, odd: multiples of it fill the circle of 64-bit numbers as evenly as any sequence can
+# (Knuth, The Art of Computer Programming 3, 6.4), so that after any number of positions every source has had its share,
+# give or take a few.
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 4096
+
 
 def index_at(num_samples: int, place: int, seed: int, shuffle: bool) -> int:
-    """Index of the sample at ``place``, counted from 0.
-
-    The epochs follow each other without a gap: every sample comes once per epoch.
+    """Index of the sample at position ``place``, from 0. Epochs follow each other; each has every sample once.
 
         [index_at(5, place, seed=0, shuffle=False) for place in (3, 4, 5)] == [3, 4, 0]
 
@@ -30,8 +34,15 @@ def index_at(num_samples: int, place: int, seed: int, shuffle: bool) -> int:
     return int(_permutation(num_samples, seed, epoch)[offset]) if shuffle else offset
 
 
+@lru_cache(maxsize=16)
+def _permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of one epoch. Sorts raw Philox output: numpy promises to keep it, unlike ``Generator.permutation``."""
+    key = int.from_bytes(hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()[:16], "big")
+    return np.argsort(np.random.Philox(key=key).random_raw(num_samples), kind="stable")
+
+
 class EachInTurn:
-    """The order in which every sample comes once per epoch. ``num_samples``: how many there are."""
+    """The order with every sample once per epoch."""
 
     def __init__(self, num_samples: int):
         self._num_samples = num_samples
@@ -44,68 +55,12 @@ class EachInTurn:
         return index_at(self._num_samples, place, seed, shuffle)
 
 
-@lru_cache(maxsize=16)
-def _permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of one epoch. Sorts raw Philox output: numpy promises to keep it, unlike ``Generator.permutation``."""
-    key = int.from_bytes(hashlib.sha256(f"order/{seed}/{epoch}".encode()).digest()[:16], "big")
-    return np.argsort(np.random.Philox(key=key).random_raw(num_samples), kind="stable")
-
-
-# 2^64 over the golden ratio, odd: multiples of it fill the circle of 64-bit numbers as evenly as any sequence can
-# (Knuth, The Art of Computer Programming 3, 6.4), so that after any number of places every source has had its share,
-# give or take a few.
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_BLOCK = 4096
-
-
-def order_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> EachInTurn | Mixture:
-    """The order of training: by weights of sources (``data.mixture``), or without any each sample in turn.
-
-    Raises:
-        ConfigError: see ``Mixture``.
-    """
-    return Mixture(*sources_of(samples), weights) if weights else EachInTurn(len(samples))
-
-
-def asked_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> Sequence[Sample]:
-    """Those of the samples that ``order_of`` ever comes to, in their own order.
-
-    Raises:
-        ConfigError: see ``Mixture``.
-    """
-    order = order_of(samples, weights)
-    return _Some(samples, order.used()) if isinstance(order, Mixture) else samples
-
-
-class _Some(Sequence[Sample]):
-    """Some of many samples, which may be on disk: read when they are asked for. ``places``: of those, int64 [N]."""
-
-    def __init__(self, samples: Sequence[Sample], places: np.ndarray):
-        self._samples, self._places = samples, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, place: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
-
-    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(place, slice):
-            return _Some(self._samples, self._places[place])
-        return self._samples[int(self._places[place])]
-
-
 class Mixture:
-    """In which order the samples of several sources are used.
-
-    Each source has its own order, epoch after epoch; the weights say how often each is next.
+    """The order of samples of several sources: each has its own order, epoch after epoch, and a share of the positions.
 
     Args:
         names: of the sources.
-        sources: of each sample the place of its source among them, int32 [N].
+        sources: index of each sample's source, int32 [N].
         weights: by name, for every source; those of weight 0 are left out.
 
     Raises:
@@ -117,43 +72,39 @@ class Mixture:
         values = np.array([weights[name] for name in names])
         self.names = list(names)
         self.shares = values / values.sum()
-        self.members = [np.flatnonzero(sources == place).astype(np.int32) for place in range(len(names))]
-        # Upper ends of the sources' parts of the circle; the last one goes to its end whatever rounding has done.
+        self.members = [np.flatnonzero(sources == index).astype(np.int32) for index in range(len(names))]
+        # Upper ends of the sources' arcs of the circle; the last one goes to its end, whatever the rounding.
         last = int(np.flatnonzero(values)[-1])
         self._ends = np.array([int(end * 2**64) if end < 1 else 2**64 - 1 for end in np.cumsum(self.shares)], np.uint64)
         self._ends[last:] = np.uint64(2**64 - 1)
         self._before: list[np.ndarray] = [np.zeros(len(names), dtype=np.int64)]
 
     def __len__(self) -> int:
-        """How many samples are ever used."""
+        """The number of samples that are ever used."""
         return sum(len(one) for one, share in zip(self.members, self.shares, strict=True) if share > 0)
 
     def used(self) -> np.ndarray:
-        """Indices of the samples that are ever used, from the lowest on: int64 [N]."""
+        """Ascending indices of the samples that are ever used: int64 [N]."""
         used = [one for one, share in zip(self.members, self.shares, strict=True) if share > 0]
         return np.sort(np.concatenate(used)).astype(np.int64)
 
     def index_at(self, place: int, seed: int, shuffle: bool) -> int:
-        """Index of the sample at ``place``, counted from 0."""
+        """Index of the sample at position ``place``, from 0."""
         block, offset = divmod(place, _BLOCK)
         chosen = self._chosen(block, seed)
         source = int(chosen[offset])
-        earlier = int(self._counts(block, seed)[source] + np.count_nonzero(chosen[:offset] == source))
+        while len(self._before) <= block:
+            counts = np.bincount(self._chosen(len(self._before) - 1, seed), minlength=len(self.names))
+            self._before.append(self._before[-1] + counts)
+        earlier = int(self._before[block][source] + np.count_nonzero(chosen[:offset] == source))
         members = self.members[source]
         return int(members[index_at(len(members), earlier, seed, shuffle)])
 
     def _chosen(self, block: int, seed: int) -> np.ndarray:
-        """Whose turn it is at each place of a block."""
+        """The source at each position of a block."""
         key = np.uint64(int.from_bytes(hashlib.sha256(f"mixture/{seed}".encode()).digest()[:8], "big"))
-        places = np.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=np.uint64)
-        return np.searchsorted(self._ends, places * _STEP + key, side="right").clip(max=len(self._ends) - 1)
-
-    def _counts(self, block: int, seed: int) -> np.ndarray:
-        """How often each source had its turn before a block."""
-        while len(self._before) <= block:
-            counts = np.bincount(self._chosen(len(self._before) - 1, seed), minlength=len(self.names))
-            self._before.append(self._before[-1] + counts)
-        return self._before[block]
+        positions = np.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=np.uint64)
+        return np.searchsorted(self._ends, positions * _STEP + key, side="right").clip(max=len(self._ends) - 1)
 
     def __str__(self) -> str:
         """A line for the log."""
@@ -163,8 +114,44 @@ class Mixture:
         )
 
 
+def order_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> EachInTurn | Mixture:
+    """The order of training: by weights of sources (``data.mixture``), or without any each sample once per epoch.
+
+    Raises:
+        ConfigError: see ``Mixture``.
+    """
+    return Mixture(*sources_of(samples), weights) if weights else EachInTurn(len(samples))
+
+
+def asked_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> Sequence[Sample]:
+    """The samples that ``order_of`` ever uses, in their own order. Raises ConfigError: see ``Mixture``."""
+    order = order_of(samples, weights)
+    return _Subset(samples, order.used()) if isinstance(order, Mixture) else samples
+
+
+class _Subset(Sequence[Sample]):
+    """Some of many samples, which may be on disk and are read on demand. ``indices``: int64 [N]."""
+
+    def __init__(self, samples: Sequence[Sample], indices: np.ndarray):
+        self._samples, self._indices = samples, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(index, slice):
+            return _Subset(self._samples, self._indices[index])
+        return self._samples[int(self._indices[index])]
+
+
 def check_weights(names: Sequence[str], weights: Mapping[str, float]) -> None:
-    """Raise ConfigError unless each of the sources has a weight, no other has one, and one of them is above 0."""
+    """Raise ConfigError unless exactly these sources have weights, one of them above 0."""
     shown = ", ".join(printable(name, 80) for name in names)
     unknown, lacking = sorted(set(weights) - set(names)), sorted(set(names) - set(weights))
     if unknown:

@@ -5,8 +5,8 @@
     data/star/eval-00000-of-00001.parquet
     data/star/refused.jsonl
 
-A row is a record (``vlm_pg.data.records``) with one value a column: everything about media is a list with an entry for
-each medium. The schema's version stands in every shard.
+A row is a record (``vlm_pg.data.records``) with one type a column: fields of media are lists with an entry for each
+medium. Every shard has the schema's version.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from vlm_pg.types import Sample
 SCHEMA_VERSION = 3
 _READABLE_VERSIONS = (1, 2, 3)
 _VERSION_KEY = b"vlm_pg.prepared"
-# Tools that join, cut or change tables keep the version, and this or not: what has another number of rows is no shard.
+# Tools that join, cut or change tables keep the version, and maybe this: with another number of rows it is no shard.
 _ROWS_KEY = b"vlm_pg.rows"
 SHARD_ROWS = 50_000
-# A record that training asks for costs reading its group, and groups are what checksums cover.
+# Random access reads a whole row group, and checksums cover groups.
 GROUP_ROWS = 256
 
 
@@ -123,7 +123,7 @@ class ShardWriter:
             self._end_shard()
 
     def close(self) -> dict[str, int]:
-        """Write what is left and give the shards their names, which say how many there are. At least one is written.
+        """Write the rest and give the shards their names, which contain their number. At least one is written.
 
         Returns:
             Number of rows by name.
@@ -166,28 +166,28 @@ class ShardWriter:
 
 
 def is_shard(path: Path) -> bool:
-    """Whether a Parquet file is a shard of a prepared set, of whatever version, with all of its rows and no others.
+    """Whether a Parquet file is an unchanged shard of a prepared set, of any version.
 
-    Shards of early versions do not tell their rows. They are known by their manifest, or by their groups.
+    Shards of early versions do not have their number of rows. They are recognized by their manifest, or row groups.
     """
     import pyarrow.parquet
 
     try:
         metadata = pyarrow.parquet.read_metadata(path)
-        told = metadata.metadata or {}
-        if _VERSION_KEY not in told:
+        written = metadata.metadata or {}
+        if _VERSION_KEY not in written:
             return False
-        if _ROWS_KEY in told:
-            return bool(told[_ROWS_KEY] == str(metadata.num_rows).encode())
+        if _ROWS_KEY in written:
+            return bool(written[_ROWS_KEY] == str(metadata.num_rows).encode())
         *whole, last = (metadata.row_group(place).num_rows for place in range(metadata.num_row_groups))
         is_laid_out = bool(whole) and set(whole) == {GROUP_ROWS} and last <= GROUP_ROWS
-    except Exception:  # damaged: whoever reads it says so
+    except Exception:  # damaged: reading it raises the error
         return False
     return is_laid_out or path.name in (read_manifest(path.parent) or {"files": {}})["files"]
 
 
 def check_version(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
-    """Refuse a shard that a later version of this program wrote; files without a version are nobody's shards.
+    """Refuse a shard that a later version of this program wrote; files without a version are no shards.
 
     Raises:
         ConfigError: the version is not known.

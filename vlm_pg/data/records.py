@@ -35,175 +35,37 @@ from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import replacing
 from vlm_pg.types import CONTROL_TOKEN, MEDIA_MARKS, BadSample, MediaKind, MediaRef, Sample
 
+ID_LIMIT = 200
 MAX_TIMES = 16_384
 MAX_FOLDER_FPS = 1000
 _PARTS = ("start", "end", "times", "subtitles", "folder_fps")
 _ABSENT: tuple[Any, ...] = (None, "", [])
+Unpack = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-def media_of(record: Mapping[str, Any]) -> tuple[MediaRef, ...]:
-    """The media in order; ``data_type`` holds for all of them or is a list with one entry for each."""
-    path = record.get("path")
-    paths = [path] if isinstance(path, str) else [] if path is None else path
-    if not isinstance(paths, list) or not all(isinstance(item, str) for item in paths):
-        raise fault("wrong_type", f"'path' is a {type(path).__name__}", "A string or a list of strings", "it")
-    written = record.get("data_type")
-    if written is None:
-        raise fault("missing_field", "'data_type' is missing", "image, video or text", "the record")
-    if written in ("text", []):
-        if any(paths):
-            raise fault("media_in_text_record", f"'data_type' is text but 'path' is {paths}", "An empty path", "either")
-        return ()
-    kinds = written if isinstance(written, list) else [written] * len(paths)
-    allowed = get_args(MediaKind)
-    if not all(isinstance(kind, str) and kind in allowed for kind in (kinds if kinds is written else [written])):
-        expected = "image, video, text, or a list of the first two"
-        raise fault("unknown_data_type", f"'data_type' is {written!r}", expected, "it")
-    if not paths or not all(paths):
-        raise fault("missing_field", "'path' is missing or empty", f"The path of the {written}", "the record")
-    if len(kinds) != len(paths):
-        raise fault("wrong_type", f"'data_type' lists {len(kinds)} kinds for {len(paths)} paths", "One for each", "it")
-    parts = [_values(record, name, len(paths), single=isinstance(path, str)) for name in _PARTS]
-    return tuple(_reference(*one) for one in zip(kinds, paths, *parts, strict=True))
-
-
-def check_marks(sample: Sample) -> None:
-    """Refuse a sample whose question and options have marks of a kind, and another number of media of that kind.
-
-    Raises:
-        SampleError: ``media_mark_without_medium``.
-    """
-    text = "\n".join((sample.question, *sample.options))
-    for kind, mark in MEDIA_MARKS.items():
-        marks, media = text.count(mark), sum(ref.kind == kind for ref in sample.media)
-        if marks not in (0, media):
-            raise mark_fault(kind, marks, media, "the text")
-
-
-def mark_fault(kind: MediaKind, marks: int, media: int, text: str) -> SampleError:
-    """The refusal of so many marks in ``text`` for so many media of a kind."""
-    return fault(
-        "media_mark_without_medium",
-        f"{text} has '{MEDIA_MARKS[kind]}' {marks} time(s), and the record names {media} {kind}(s)",
-        f"One mark where each {kind} stands, or none, which shows the media before the text,",
-        "the text or 'path'",
-    )
-
-
-def parts_of(media: Sequence[MediaRef]) -> dict[str, Any]:
-    """The fields of a record that say which part of each medium is meant; none where all are whole."""
-    fields: dict[str, Any] = {}
-    for name in _PARTS:
-        values = [getattr(ref, name) for ref in media]
-        values = [list(value) if isinstance(value, tuple) else value for value in values]
-        if any(value not in _ABSENT for value in values):
-            fields[name] = values[0] if len(values) == 1 else values
-    return fields
-
-
-def _values(record: Mapping[str, Any], name: str, count: int, single: bool) -> Sequence[Any]:
-    """A field's value for each medium; it is a list where ``path`` is one."""
-    value = record.get(name)
-    if value in _ABSENT:
-        return [None] * count
-    if single:
-        return [value]
-    if not isinstance(value, list) or len(value) != count:
-        came = f"'{name}' is {_shown(value)} beside a 'path' that lists {count} media"
-        raise fault("wrong_type", came, "A list with an entry for each", "it")
-    return value
-
-
-def _reference(kind: MediaKind, path: str, start: Any, end: Any, times: Any, subtitles: Any, rate: Any) -> MediaRef:
-    given = dict(zip(_PARTS, (start, end, times, subtitles, rate), strict=True))
-    named = [name for name, value in given.items() if value not in _ABSENT]
-    if kind != "video" and named:
-        raise fault("bad_clip", f"an image has '{named[0]}'", "A video with it, or an image without,", "either")
-    if times not in _ABSENT and {"start", "end"} & set(named):
-        raise fault("bad_clip", "'times' stand beside 'start' or 'end'", "Moments, or a clip,", "either")
-    begins, ends = _seconds("start", start), _seconds("end", end)
-    if ends is not None and ends <= (begins or 0.0):
-        raise fault("bad_clip", f"the clip begins at {begins or 0:g} s and ends at {ends:g} s", "A later end", "it")
-    if subtitles not in _ABSENT and not isinstance(subtitles, str):
-        raise fault("wrong_type", f"'subtitles' is {_shown(subtitles)}", "The path of a .srt or .vtt file", "it")
-    return MediaRef(kind, path, begins, ends, _times(times), subtitles or "", _folder_fps(rate))
-
-
-def _times(times: Any) -> tuple[float, ...]:
-    if times in _ABSENT:
-        return ()
-    if not isinstance(times, list) or len(times) > MAX_TIMES:
-        raise fault("wrong_type", f"'times' is {_shown(times)}", f"A list of up to {MAX_TIMES} seconds", "it")
-    moments = tuple(moment for time in times if (moment := _seconds("times", time)) is not None)
-    if len(moments) < len(times) or any(later <= earlier for earlier, later in itertools.pairwise(moments)):
-        raise fault("bad_clip", f"'times' is {_shown(times)}", "Seconds, each later than the one before,", "it")
-    return moments
-
-
-def _folder_fps(value: Any) -> float | None:
-    if value in _ABSENT:
-        return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= MAX_FOLDER_FPS:
-        allowed = f"A number of pictures a second, above 0 and up to {MAX_FOLDER_FPS},"
-        raise fault("bad_clip" if is_number else "wrong_type", f"'folder_fps' is {_shown(value)}", allowed, "it")
-    return float(value)
-
-
-def _seconds(name: str, value: Any) -> float | None:
-    if value in _ABSENT:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise fault("wrong_type", f"'{name}' holds {_shown(value)}", "A number of seconds", "it")
-    try:
-        seconds = float(value)
-    except OverflowError:  # JSON has whole numbers of any length
-        seconds = math.inf
-    if not math.isfinite(seconds) or seconds < 0:
-        raise fault("bad_clip", f"'{name}' holds {seconds}", "Seconds from 0 on", "it")
-    return seconds
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:80]
-
-
-ID_LIMIT = 200
-
-
-def read_records(
-    path: Path, unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
-) -> tuple[list[Sample], list[BadSample]]:
+def read_records(path: Path, unpack: Unpack | None = None) -> tuple[list[Sample], list[BadSample]]:
     """All usable samples of a file or folder in its order, and the records that are not.
 
     Args:
         path: as ``read_raw`` takes it.
-        unpack: puts paths in the place of media that stand in a row (``Embedded``). None: such records are refused.
+        unpack: puts paths in the place of media inside a row (``Embedded``). None: such records are refused.
 
     Raises:
-        ConfigError: the file is missing, does not parse (with the line), has no records, or holds media nobody unpacks.
+        ConfigError: the file is missing, does not parse (with the line), has no records, or holds media without
+            ``unpack``.
     """
     first_at: dict[str, str] = {}
-    samples: list[Sample] = []
-    bad: list[BadSample] = []
-    for one in stream_records(path, first_at.setdefault, unpack):
-        if isinstance(one, Sample):
-            samples.append(one)
-        else:
-            bad.append(one)
-    return samples, bad
+    found = list(stream_records(path, first_at.setdefault, unpack))
+    return [one for one in found if isinstance(one, Sample)], [one for one in found if isinstance(one, BadSample)]
 
 
 def stream_records(
-    path: Path,
-    first_at: Callable[[str, str], str],
-    unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    path: Path, first_at: Callable[[str, str], str], unpack: Unpack | None = None
 ) -> Iterator[Sample | BadSample]:
     """As ``read_records``, one record after the other.
 
     Args:
-        path, unpack: as of ``read_records``.
-        first_at: ``(sample id, place)`` to the place that the id was first used at, which it remembers.
+        first_at: ``(sample id, location)`` to the location where the id was first used, which it remembers.
     """
     found = False
     for place, record in read_raw(path):
@@ -222,7 +84,9 @@ def stream_records(
                 )
             yield sample
         except SampleError as error:
-            yield BadSample(_name_of(record, where), error.reason, str(error), where)
+            value = record.get("problem_id") if isinstance(record, Mapping) else None
+            has_id = isinstance(value, int | str) and str(value).strip()
+            yield BadSample(printable(str(value), ID_LIMIT) if has_id else where, error.reason, str(error), where)
     if not found:
         raise _no_records(path)
 
@@ -244,13 +108,13 @@ def _no_records(path: Path) -> ConfigError:
     )
 
 
-def with_paths(record: Any, unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:
-    """The record with paths in the place of media in its 'path'; those in other columns are nobody's concern."""
+def with_paths(record: Any, unpack: Unpack) -> Any:
+    """The record with paths in the place of media in its 'path'; other columns are ignored."""
     return {**record, **unpack({"path": record["path"]})} if "path" in embedded_in(record) else record
 
 
 def _refuse_embedded(path: Path, record: Any) -> None:
-    """A record whose media are there under a path may hold further ones, which nobody reads."""
+    """A record whose media have paths may hold further ones, which are ignored."""
     inside = embedded_in(record)
     if not inside or record.get("data_type") == "text":
         return
@@ -273,8 +137,7 @@ def write_records(path: Path, samples: Iterable[Sample]) -> None:
         raise ConfigError(f"Records are written to .jsonl files; got '{path}'. Choose a name that ends in .jsonl.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        for sample in samples:
-            file.write(line_of_record(sample))
+        file.writelines(map(line_of_record, samples))
 
 
 def line_of_record(sample: Sample) -> bytes:
@@ -283,11 +146,7 @@ def line_of_record(sample: Sample) -> bytes:
 
 
 def parse_record(record: Any, where: str = "") -> Sample:
-    """One record to a sample that says where it was read.
-
-    Raises:
-        SampleError: with the reason why it cannot be used.
-    """
+    """One record to a sample. ``where``: its location. Raises SampleError: with the reason why it cannot be used."""
     if isinstance(record, Unreadable):
         raise fault("unreadable_value", f"the record is {record.what}", "An object with one value for each name", "it")
     if not isinstance(record, Mapping):
@@ -298,7 +157,8 @@ def parse_record(record: Any, where: str = "") -> Sample:
         raise fault("empty_question", "'problem' is empty", "The text of a question", "it")
     solution = record.get("solution")
     options = options_of(record, next(iter(answers_in(solution)), "") if isinstance(solution, str) else "")
-    _check_unicode(sample_id, question, options)
+    for name, text in (("problem_id", sample_id), ("problem", question), *(("options", one) for one in options)):
+        check_text(name, text)
     token = CONTROL_TOKEN.search("\n".join((question, *options)))
     if token:
         raise fault(
@@ -351,17 +211,125 @@ def to_record(sample: Sample) -> dict[str, Any]:
         record["category"] = sample.category
     if sample.details:
         record["details"] = dict(sample.details)
-    return record | parts_of(sample.media)
+    for name in _PARTS:
+        values = [getattr(ref, name) for ref in sample.media]
+        values = [list(value) if isinstance(value, tuple) else value for value in values]
+        if any(value not in _ABSENT for value in values):
+            record[name] = values[0] if len(values) == 1 else values
+    return record
 
 
-def _check_unicode(sample_id: str, question: str, options: tuple[str, ...]) -> None:
-    check_text("problem_id", sample_id)
-    check_text("problem", question)
-    for option in options:
-        check_text("options", option)
+def media_of(record: Mapping[str, Any]) -> tuple[MediaRef, ...]:
+    """The media in order; ``data_type`` holds for all of them or is a list with one entry for each."""
+    path = record.get("path")
+    paths = [path] if isinstance(path, str) else [] if path is None else path
+    if not isinstance(paths, list) or not all(isinstance(item, str) for item in paths):
+        raise fault("wrong_type", f"'path' is a {type(path).__name__}", "A string or a list of strings", "it")
+    written = record.get("data_type")
+    if written is None:
+        raise fault("missing_field", "'data_type' is missing", "image, video or text", "the record")
+    if written in ("text", []):
+        if any(paths):
+            raise fault("media_in_text_record", f"'data_type' is text but 'path' is {paths}", "An empty path", "either")
+        return ()
+    kinds = written if isinstance(written, list) else [written] * len(paths)
+    allowed = get_args(MediaKind)
+    if not all(isinstance(kind, str) and kind in allowed for kind in (kinds if kinds is written else [written])):
+        expected = "image, video, text, or a list of the first two"
+        raise fault("unknown_data_type", f"'data_type' is {written!r}", expected, "it")
+    if not paths or not all(paths):
+        raise fault("missing_field", "'path' is missing or empty", f"The path of the {written}", "the record")
+    if len(kinds) != len(paths):
+        raise fault("wrong_type", f"'data_type' lists {len(kinds)} kinds for {len(paths)} paths", "One for each", "it")
+    parts = [_values(record, name, len(paths), single=isinstance(path, str)) for name in _PARTS]
+    return tuple(_reference(*one) for one in zip(kinds, paths, *parts, strict=True))
 
 
-def _name_of(record: Any, where: str) -> str:
-    """What to call a bad record: its id, or its place when it has none."""
-    value = record.get("problem_id") if isinstance(record, Mapping) else None
-    return printable(str(value), ID_LIMIT) if isinstance(value, int | str) and str(value).strip() else where
+def check_marks(sample: Sample) -> None:
+    """Refuse a sample with marks of a kind in question and options, and another number of media of that kind.
+
+    Raises:
+        SampleError: ``media_mark_without_medium``.
+    """
+    text = "\n".join((sample.question, *sample.options))
+    for kind, mark in MEDIA_MARKS.items():
+        marks, media = text.count(mark), sum(ref.kind == kind for ref in sample.media)
+        if marks not in (0, media):
+            raise mark_fault(kind, marks, media, "the text")
+
+
+def mark_fault(kind: MediaKind, marks: int, media: int, text: str) -> SampleError:
+    """The refusal of so many marks in ``text`` for so many media of a kind."""
+    return fault(
+        "media_mark_without_medium",
+        f"{text} has '{MEDIA_MARKS[kind]}' {marks} time(s), and the record names {media} {kind}(s)",
+        f"One mark where each {kind} stands, or none, which shows the media before the text,",
+        "the text or 'path'",
+    )
+
+
+def _values(record: Mapping[str, Any], name: str, count: int, single: bool) -> Sequence[Any]:
+    """A field's value for each medium; it is a list where ``path`` is one."""
+    value = record.get(name)
+    if value in _ABSENT:
+        return [None] * count
+    if single:
+        return [value]
+    if not isinstance(value, list) or len(value) != count:
+        came = f"'{name}' is {_shown(value)} beside a 'path' that lists {count} media"
+        raise fault("wrong_type", came, "A list with an entry for each", "it")
+    return value
+
+
+def _reference(kind: MediaKind, path: str, start: Any, end: Any, times: Any, subtitles: Any, fps: Any) -> MediaRef:
+    given = dict(zip(_PARTS, (start, end, times, subtitles, fps), strict=True))
+    named = [name for name, value in given.items() if value not in _ABSENT]
+    if kind != "video" and named:
+        raise fault("bad_clip", f"an image has '{named[0]}'", "A video with it, or an image without,", "either")
+    if times not in _ABSENT and {"start", "end"} & set(named):
+        raise fault("bad_clip", "'times' stand beside 'start' or 'end'", "Moments, or a clip,", "either")
+    begins, ends = _seconds("start", start), _seconds("end", end)
+    if ends is not None and ends <= (begins or 0.0):
+        raise fault("bad_clip", f"the clip begins at {begins or 0:g} s and ends at {ends:g} s", "A later end", "it")
+    if subtitles not in _ABSENT and not isinstance(subtitles, str):
+        raise fault("wrong_type", f"'subtitles' is {_shown(subtitles)}", "The path of a .srt or .vtt file", "it")
+    return MediaRef(kind, path, begins, ends, _times(times), subtitles or "", _folder_fps(fps))
+
+
+def _times(times: Any) -> tuple[float, ...]:
+    if times in _ABSENT:
+        return ()
+    if not isinstance(times, list) or len(times) > MAX_TIMES:
+        raise fault("wrong_type", f"'times' is {_shown(times)}", f"A list of up to {MAX_TIMES} seconds", "it")
+    moments = tuple(moment for time in times if (moment := _seconds("times", time)) is not None)
+    if len(moments) < len(times) or any(later <= earlier for earlier, later in itertools.pairwise(moments)):
+        raise fault("bad_clip", f"'times' is {_shown(times)}", "Seconds, each later than the one before,", "it")
+    return moments
+
+
+def _folder_fps(value: Any) -> float | None:
+    if value in _ABSENT:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MAX_FOLDER_FPS:
+        allowed = f"A number of pictures a second, above 0 and up to {MAX_FOLDER_FPS},"
+        raise fault("bad_clip" if is_number else "wrong_type", f"'folder_fps' is {_shown(value)}", allowed, "it")
+    return float(value)
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    if value in _ABSENT:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise fault("wrong_type", f"'{name}' holds {_shown(value)}", "A number of seconds", "it")
+    try:
+        seconds = float(value)
+    except OverflowError:  # JSON has whole numbers of any length
+        seconds = math.inf
+    if not math.isfinite(seconds) or seconds < 0:
+        raise fault("bad_clip", f"'{name}' holds {seconds}", "Seconds from 0 on", "it")
+    return seconds
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]

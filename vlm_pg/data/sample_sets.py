@@ -22,12 +22,13 @@ from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import BadSample, Sample
 
 _GROUPS_HELD = 16
+Record = TypeVar("Record", bound=Sample | BadSample)
 
 
 def open_records(path: Path) -> tuple[Sequence[Sample], list[BadSample]]:
     """All usable samples of a file or folder in its order, and the records that are not.
 
-    Those of a prepared set were checked when it was prepared: they stay on disk, and all are usable.
+    Records of a prepared set were checked by its preparation: they stay on disk, and all are usable.
 
     Raises:
         ConfigError: as ``read_records``, or a file is not as the manifest of its set says.
@@ -40,7 +41,7 @@ def open_records(path: Path) -> tuple[Sequence[Sample], list[BadSample]]:
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether records are shards of a prepared set, of which only those that are asked for are read."""
+    """Whether records are shards of a prepared set, which are read on demand."""
     return all(file.suffix == ".parquet" and file.is_file() and is_shard(file) for file in files_of(path))
 
 
@@ -50,16 +51,16 @@ def any_media(samples: Sequence[Sample]) -> bool:
 
 
 def sources_of(samples: Sequence[Sample]) -> tuple[list[str], np.ndarray]:
-    """The names of the samples' sources in alphabetical order, and of each sample the place of its own: int32 [N]."""
+    """The names of the samples' sources in alphabetical order, and of each sample the index of its own: int32 [N]."""
     if isinstance(samples, StreamedSamples):
         return samples.sources()
     names = sorted({sample.source for sample in samples})
-    places = {name: place for place, name in enumerate(names)}
-    return names, np.array([places[sample.source] for sample in samples], dtype=np.int32)
+    indices = {name: index for index, name in enumerate(names)}
+    return names, np.array([indices[sample.source] for sample in samples], dtype=np.int32)
 
 
 class StreamedSamples(Sequence[Sample], ABC):
-    """Samples that are not in memory, and what can be said of all of them without reading each whole."""
+    """Samples that are not in memory, with what can be known of all of them without reading each whole."""
 
     @abstractmethod
     def any_media(self) -> bool:
@@ -69,9 +70,29 @@ class StreamedSamples(Sequence[Sample], ABC):
     def sources(self) -> tuple[list[str], np.ndarray]:
         """See ``sources_of``."""
 
+    @abstractmethod
+    def _sample(self, index: int) -> Sample:
+        """The sample at an index from 0."""
+
+    def _slice(self, indices: range) -> Sequence[Sample]:
+        return [self[index] for index in indices]
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(index, slice):
+            return self._slice(range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self._sample(index % len(self))
+
 
 class PreparedRecords(StreamedSamples):
-    """The samples of a split's shards. Reading one reads its row group, of which the last few are kept.
+    """The samples of a split's shards. Reading one reads its row group, of which the last few are cached.
 
     Args:
         files: the shards in order.
@@ -83,8 +104,8 @@ class PreparedRecords(StreamedSamples):
 
     def __init__(self, files: Sequence[Path], limit: int | None = None):
         self._files = list(files)
-        groups = [(file, place, rows) for file in self._files for place, rows in enumerate(_group_rows(file))]
-        self._groups = [(file, place) for file, place, _ in groups]
+        groups = [(file, group, rows) for file in self._files for group, rows in enumerate(_group_rows(file))]
+        self._groups = [(file, group) for file, group, _ in groups]
         self._ends = list(accumulate(rows for _, _, rows in groups))
         total = self._ends[-1] if self._ends else 0
         if not total:
@@ -98,27 +119,13 @@ class PreparedRecords(StreamedSamples):
     def __len__(self) -> int:
         return self._length
 
-    @overload
-    def __getitem__(self, place: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
-
-    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(place, slice):
-            start, stop, step = place.indices(self._length)
-            if (start, step) == (0, 1):
-                return PreparedRecords(self._files, stop) if stop else []
-            return [self[one] for one in range(start, stop, step)]
-        if not -self._length <= place < self._length:
-            raise IndexError(place)
-        place %= self._length
-        group = bisect_right(self._ends, place)
-        first = self._ends[group - 1] if group else 0
-        return self._sample(group, place - first)
-
     def __iter__(self) -> Iterator[Sample]:
-        return (self[place] for place in range(self._length))
+        return map(self._sample, range(self._length))
+
+    def _slice(self, indices: range) -> Sequence[Sample]:
+        if (indices.start, indices.step) == (0, 1):
+            return PreparedRecords(self._files, indices.stop) if indices.stop else []
+        return super()._slice(indices)
 
     def any_media(self) -> bool:
         """Whether one of the records has media; reads that column alone."""
@@ -126,15 +133,14 @@ class PreparedRecords(StreamedSamples):
 
     def sources(self) -> tuple[list[str], np.ndarray]:
         """See ``sources_of``."""
-        places: dict[str, int] = {}
-        codes = np.fromiter(
-            (places.setdefault(name, len(places)) for name in self._column("data_source")), np.int32, self._length
-        )
-        names = sorted(places)
+        found: dict[str, int] = {}
+        codes = (found.setdefault(name, len(found)) for name in self._column("data_source"))
+        codes_N = np.fromiter(codes, np.int32, self._length)
+        names = sorted(found)
         order = np.empty(len(names), dtype=np.int32)
-        for place, name in enumerate(names):
-            order[places[name]] = place
-        return names, order[codes]
+        for index, name in enumerate(names):
+            order[found[name]] = index
+        return names, order[codes_N]
 
     def _column(self, name: str) -> Iterator[Any]:
         import pyarrow.parquet
@@ -146,12 +152,13 @@ class PreparedRecords(StreamedSamples):
                     yield from batch.column(0).to_pylist()[:left]
                     left -= min(left, batch.num_rows)
 
-    def _sample(self, group: int, row: int) -> Sample:
-        rows = self._rows(group)
-        file, _ = self._groups[group]
-        where = f"{file.name}:{row + 1} of group {self._groups[group][1] + 1}"
+    def _sample(self, index: int) -> Sample:
+        group = bisect_right(self._ends, index)
+        row = index - (self._ends[group - 1] if group else 0)
+        file, group_of_file = self._groups[group]
+        where = f"{file.name}:{row + 1} of group {group_of_file + 1}"
         try:
-            return parse_record(rows[row], where)
+            return parse_record(self._rows(group)[row], where)
         except SampleError as error:
             raise ConfigError(
                 f"A record of the prepared set '{printable(str(file), 300)}' is not as it was written ({where}): "
@@ -162,8 +169,7 @@ class PreparedRecords(StreamedSamples):
         if group in self._held:
             self._held.move_to_end(group)
             return self._held[group]
-        file, place = self._groups[group]
-        rows = self._held[group] = _read_group(file, place)
+        rows = self._held[group] = _read_group(*self._groups[group])
         if len(self._held) > _GROUPS_HELD:
             self._held.popitem(last=False)
         return rows
@@ -175,19 +181,19 @@ def _group_rows(file: Path) -> list[int]:
     try:
         metadata = pyarrow.parquet.read_metadata(file)
         check_version(file, metadata.metadata)
-        return [metadata.row_group(place).num_rows for place in range(metadata.num_row_groups)]
+        return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except ConfigError:
         raise
     except Exception as error:  # whatever the reader raises on a file is wrong with the file
         raise _unreadable(file, error) from error
 
 
-def _read_group(file: Path, place: int) -> list[Any]:
+def _read_group(file: Path, group: int) -> list[Any]:
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(file, page_checksum_verification=True) as shard:
-            return list(shard.read_row_group(place).to_pylist())
+            return list(shard.read_row_group(group).to_pylist())
     except Exception as error:
         raise _unreadable(file, error) from error
 
@@ -202,25 +208,20 @@ def _unreadable(file: Path, error: Exception) -> ConfigError:
 def open_training(data: DataSettings) -> tuple[Sequence[Sample], list[BadSample]]:
     """All usable samples of ``data.train``, and the records that are not usable.
 
-    Of several sets they come one set after the other, in the order of their names, and an id begins with its set's:
-    ``videos/17``.
+    Several sets follow each other in the order of their names, and an id begins with its set's: ``videos/17``.
 
     Raises:
         ConfigError: as ``open_records``.
     """
-    sets = data.train_sets
-    opened = {name: open_records(path) for name, path in sets.items()}
-    if list(sets) == [""]:
+    opened = {name: open_records(path) for name, path in data.train_sets.items()}
+    if list(opened) == [""]:
         return opened[""]
     bad = [named(one, name) for name in opened for one in opened[name][1]]
     return SeveralSets({name: samples for name, (samples, _) in opened.items()}), bad
 
 
-Record = TypeVar("Record", bound=Sample | BadSample)
-
-
 def named(record: Record, dataset: str) -> Record:
-    """A record of one of several sets as a run knows it; "": there is one set, and the record is as it was."""
+    """A record of one of several sets with the set's name; "": there is one set, and the record is unchanged."""
     if not dataset:
         return record
     changes: dict[str, Any] = {"sample_id": f"{dataset}/{record.sample_id}"}
@@ -231,13 +232,15 @@ def named(record: Record, dataset: str) -> Record:
 
 def first_of_each(samples: Sequence[Sample], count: int | None) -> Sequence[Sample]:
     """The first ``count`` samples (``data.limit``); of several sets the first so many of each."""
-    return samples.first_of_each(count) if isinstance(samples, SeveralSets) else samples[:count]
+    if not isinstance(samples, SeveralSets):
+        return samples[:count]
+    return SeveralSets({name: one[:count] for name, one in samples.sets.items()})
 
 
 def refuse_empty(samples: Sequence[Sample], data: DataSettings, see: str) -> None:
     """Raise ConfigError where there is no sample to train on, or a set has none. ``see``: where the bad ones are."""
-    empty = samples.empty if isinstance(samples, SeveralSets) else [] if samples else [""]
-    for name in empty:
+    sets = samples.sets if isinstance(samples, SeveralSets) else {"": samples}
+    for name in (name for name, one in sets.items() if not one):
         raise ConfigError(
             f"{data.train_sets[name]} has no usable record ({see}). Training needs at least one. Repair the records or "
             f"set {'.'.join(filter(None, ('data.train', name)))} to another file."
@@ -245,60 +248,35 @@ def refuse_empty(samples: Sequence[Sample], data: DataSettings, see: str) -> Non
 
 
 def usable_of_each(samples: Sequence[Sample]) -> dict[str, int]:
-    """How many samples of ``open_training`` each set has, by its name; of one set by ""."""
-    return samples.usable_of_each() if isinstance(samples, SeveralSets) else {"": len(samples)}
+    """The number of samples of ``open_training`` by set; of one set by ""."""
+    sets = samples.sets if isinstance(samples, SeveralSets) else {"": samples}
+    return {name: len(one) for name, one in sets.items()}
 
 
 class SeveralSets(StreamedSamples):
-    """The samples of several sets as one sequence; see ``open_training``. ``sets``: those by name."""
+    """The samples of several ``sets`` by name as one sequence; see ``open_training``."""
 
     def __init__(self, sets: Mapping[str, Sequence[Sample]]):
-        self._names, self._sets = list(sets), list(sets.values())
-        self._ends = list(accumulate(len(samples) for samples in self._sets))
+        self.sets = dict(sets)
+        self._names = list(sets)
+        self._ends = list(accumulate(len(samples) for samples in self.sets.values()))
 
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @overload
-    def __getitem__(self, place: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
-
-    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        if not -len(self) <= place < len(self):
-            raise IndexError(place)
-        place %= len(self)
-        number = bisect_right(self._ends, place)
-        sample = self._sets[number][place - (self._ends[number - 1] if number else 0)]
-        return self._named(number, sample)
-
     def __iter__(self) -> Iterator[Sample]:
-        return (self._named(number, sample) for number, samples in enumerate(self._sets) for sample in samples)
+        return (named(sample, name) for name, samples in self.sets.items() for sample in samples)
 
-    def _named(self, number: int, sample: Sample) -> Sample:
-        return named(sample, self._names[number])
-
-    def first_of_each(self, count: int | None) -> SeveralSets:
-        """Only the first so many of each set."""
-        return SeveralSets({name: samples[:count] for name, samples in zip(self._names, self._sets, strict=True)})
-
-    def usable_of_each(self) -> dict[str, int]:
-        """See ``usable_of_each``."""
-        return {name: len(samples) for name, samples in zip(self._names, self._sets, strict=True)}
-
-    @property
-    def empty(self) -> list[str]:
-        """The names of sets without a sample."""
-        return [name for name, samples in zip(self._names, self._sets, strict=True) if not samples]
+    def _sample(self, index: int) -> Sample:
+        number = bisect_right(self._ends, index)
+        name = self._names[number]
+        return named(self.sets[name][index - (self._ends[number - 1] if number else 0)], name)
 
     def any_media(self) -> bool:
         """Whether one of the samples has media."""
-        return any(any_media(samples) for samples in self._sets)
+        return any(map(any_media, self.sets.values()))
 
     def sources(self) -> tuple[list[str], np.ndarray]:
         """The sets are the sources (``data.mixture``): see ``sources_of``."""
-        sizes = [len(samples) for samples in self._sets]
+        sizes = [len(samples) for samples in self.sets.values()]
         return self._names, np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)

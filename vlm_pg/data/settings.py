@@ -17,7 +17,7 @@ _SET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 def _one_or_named(value: Any) -> Any:
-    """Said here and once: a union's own faults name both of its types."""
+    """One message: a union's own faults name both of its types."""
     if isinstance(value, Mapping):
         wrong = [name for name, path in value.items() if not _is_name(name) or not isinstance(path, str | Path)]
     else:
@@ -91,7 +91,7 @@ class DataSettings(Settings):
         return {name: path for name, path in self.train_sets.items() if not name or name not in self.weightless}
 
     def left_out(self) -> list[str]:
-        """Lines about training records that no step asks for, for whoever makes ready what a run will ask for."""
+        """Lines about training records that no step uses, for commands that prepare what a run will use."""
         names = ", ".join(sorted(self.weightless))
         what = "sets" if isinstance(self.train, dict) else "sources"
         lines = [f"data.mixture: left out are the {what} {names}, whose weight is 0"] if names and self.train else []

@@ -146,16 +146,8 @@ CASES = {
         arguments=(*MAP, "--eval-share", "0"),
     ),
     "columns of a table, by letter, subtitles": Published(
-        {
-            "map.yaml": COLUMNS,
-            "rows.csv": ROWS,
-            **media("clip.mkv"),
-            "clip.srt": CUE,
-        },
-        [
-            sample("1", SUBTITLED, "A. red|B. blue|C. green", "B"),
-            sample("2", SUBTITLED, "A. red|B. blue", "A"),
-        ],
+        {"map.yaml": COLUMNS, "rows.csv": ROWS, **media("clip.mkv"), "clip.srt": CUE},
+        [sample("1", SUBTITLED, "A. red|B. blue|C. green", "B"), sample("2", SUBTITLED, "A. red|B. blue", "A")],
         refused=[("rows.csv:4", "3", "answer_not_in_options"), ("rows.csv:5", "4", "missing_media")],
         arguments=(*MAP, "--eval-share", "0"),
     ),
@@ -188,10 +180,7 @@ CASES = {
             **media("clip.mkv"),
         },
         [sample("1", video("clip.mkv", times=(0.5, 2.0)), "A. a dog|B. a cat", "B", source="objects")],
-        refused=[
-            ("row.json:1", "2", "answer_not_in_options"),
-            ("row.json:1", "3", "bad_clip"),
-        ],
+        refused=[("row.json:1", "2", "answer_not_in_options"), ("row.json:1", "3", "bad_clip")],
         arguments=(*MAP, "--eval-share", "0"),
     ),
     "media inside rows, tagged": Published(

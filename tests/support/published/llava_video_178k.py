@@ -110,12 +110,7 @@ KEPT = [
     *academic(f"{ACADEMIC}/"),
     sample(f"{PERCEPTION_MC}-1", PERCEPTION, f"{PERCEPTION}/{CUPS}", "Where is it?", "C", "A. left|B. middle|C. right"),
     sample(
-        f"{NEXT_MC}-1",
-        NEXTQA,
-        f"{NEXTQA}/{BOY}",
-        "why did he run",
-        "E",
-        "A. fun|B. fear|C. to train|D. rain|E. late",
+        f"{NEXT_MC}-1", NEXTQA, f"{NEXTQA}/{BOY}", "why did he run", "E", "A. fun|B. fear|C. to train|D. rain|E. late"
     ),
     sample(f"{NEXT_OE}-1", NEXTQA, f"{NEXTQA}/{BOY}", "is he alone", "no", kind="yes_no"),
     sample(f"{NEXT_OE}-1.2", NEXTQA, f"{NEXTQA}/{BOY}", "how many dogs are there", "2", kind="numerical"),

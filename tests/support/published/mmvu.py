@@ -41,12 +41,7 @@ LETTERED = tuple(f"{letter}. {text}" for letter, text in FIVE.items())
 
 
 def sample(
-    number: int,
-    path: str,
-    kind: AnswerKind,
-    answer: str,
-    asked: str = "What is shown?",
-    options: tuple[str, ...] = (),
+    number: int, path: str, kind: AnswerKind, answer: str, asked: str = "What is shown?", options: tuple[str, ...] = ()
 ) -> Sample:
     subject = path.split("/")[-2].replace("_", " ")
     details = {"subject": subject, "question_type": "multiple-choice" if options else "open-ended"}

@@ -210,12 +210,7 @@ def test_two_values_under_one_name(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize(
     ("options", "gold"),
-    [
-        (["the", "a", "an"], "a"),
-        (["A. the", "B. a"], "a"),
-        (["C", "A", "B"], "A"),
-        (["A. B. red", "B. red"], "B. red"),
-    ],
+    [(["the", "a", "an"], "a"), (["A. the", "B. a"], "a"), (["C", "A", "B"], "A"), (["A. B. red", "B. red"], "B. red")],
 )
 def test_a_gold_answer_that_may_mean_two_options(options: list[str], gold: str):
     got = refusal(options=options, solution=f"<answer>{gold}</answer>")

@@ -68,10 +68,7 @@ def test_what_the_log_says() -> None:
     ("weights", "message"),
     [
         ({"nextqa": 1.0, "star": 1.0}, r"has no weight for clevrer\. Each source"),
-        (
-            WEIGHTS | {"vsi": 1.0},
-            r"a weight for vsi, which no record's data_source is\. The records' sources",
-        ),
+        (WEIGHTS | {"vsi": 1.0}, r"a weight for vsi, which no record's data_source is\. The records' sources"),
         (dict.fromkeys(NAMES, 0.0), r"All weights of data\.mixture are 0"),
     ],
 )

@@ -10,12 +10,7 @@ from vlm_pg.data.gold import close_gap, option_texts, options_of
 from vlm_pg.data.records import parse_record, to_record
 from vlm_pg.errors import SampleError
 
-RECORD: dict[str, Any] = {
-    "problem_id": 1,
-    "problem": "Which?",
-    "data_type": "text",
-    "problem_type": "multiple choice",
-}
+RECORD: dict[str, Any] = {"problem_id": 1, "problem": "Which?", "data_type": "text", "problem_type": "multiple choice"}
 BACTERIA = ["E. coli", "S. aureus", "B. subtilis"]
 
 

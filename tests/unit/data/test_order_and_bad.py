@@ -16,11 +16,7 @@ from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.types import BadSample
 
 
-@given(
-    num_samples=st.integers(1, 40),
-    seed=st.integers(0, 2**40),
-    shuffle=st.booleans(),
-)
+@given(num_samples=st.integers(1, 40), seed=st.integers(0, 2**40), shuffle=st.booleans())
 def test_every_epoch_uses_every_sample_once(num_samples: int, seed: int, shuffle: bool):
     """The order is whole epochs end to end, each a permutation: nothing dropped or repeated at the border."""
     stream = [index_at(num_samples, place, seed, shuffle) for place in range(3 * num_samples)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from data_pipelines import aime2024
 from data_pipelines.aime2024 import AIME2024
-from tests.support.pipeline_rows import check_odd_rows, example, kept, one_row, parted, write_lines
+from tests.support.pipeline_rows import check_example, check_odd_rows, kept, one_row, parted, write_lines
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, Sample
@@ -57,8 +56,7 @@ def test_problems_of_another_year_are_another_sets(changes: dict[str, Any]) -> N
 
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
-    (sample,) = one_row(AIME2024, CAPITALS, form=1)
-    assert isinstance(sample, Sample) and replace(sample, where="") == example(aime2024)
+    check_example(aime2024, CAPITALS, form=1)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +86,6 @@ def test_damaged_rows_are_refused_each_and_not_taken_for_repeated_ones(tmp_path:
 def test_rows_of_similar_sets_are_refused(tmp_path: Path, field: str) -> None:
     with pytest.raises(ConfigError, match=f"the row has '{field}', as rows of "):
         parted(AIME2024, write_lines(tmp_path / "test.jsonl", [ROW | {field: ["x"]}]))
-
-
-def test_it_is_for_evaluation_only() -> None:
-    assert all(set(form.files) == {"eval"} for form in AIME2024.forms)
 
 
 def test_odd_rows_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from data_pipelines import amc2023
 from data_pipelines.amc2023 import AMC2023
-from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
+from tests.support.pipeline_rows import check_example, check_odd_rows, one_row, parted, write_lines
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.gold import gold_faults
@@ -35,9 +34,7 @@ def test_any_other_answer_is_refused(answer: Any) -> None:
 
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
-    (sample,) = one_row(AMC2023, ROW)
-    assert isinstance(sample, Sample) and replace(sample, where="", sample_id="0") == example(amc2023)
-    assert sample.category == "amc2023" and not sample.process
+    check_example(amc2023, ROW, sample_id="0")
 
 
 def test_minus_one_earns_the_reward_and_one_does_not() -> None:
@@ -60,10 +57,6 @@ def test_problems_of_another_year_are_another_sets(url: Any, kept: bool) -> None
 def test_rows_of_similar_sets_are_refused(tmp_path: Path, field: str) -> None:
     with pytest.raises(ConfigError, match=f"the row has '{field}', as rows of .*sets"):
         parted(AMC2023, write_lines(tmp_path / "test.jsonl", [ROW | {field: ["x"]}]))
-
-
-def test_it_is_for_evaluation_only() -> None:
-    assert all(set(form.files) == {"eval"} for form in AMC2023.forms)
 
 
 def test_odd_rows_are_refused() -> None:

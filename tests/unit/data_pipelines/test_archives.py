@@ -225,16 +225,7 @@ def damaged(path: Path, content: bytes) -> Path:
 Maker = Callable[[Path], Path]
 ODD_NAMES = [
     *("../a.mp4", "clips/../../a.mp4", "/tmp/vlm_pg_attack.mp4", "clips/..", "a//b.mp4", "clips/./a.mp4"),
-    *(
-        "C:\\a.mp4",
-        "..\\a.mp4",
-        "a\\b.mp4",
-        "a:b.mp4",
-        "a\nb.mp4",
-        "a\x1b[2J.mp4",
-        "\u202egpj.mp4",
-        "clips /a.mp4",
-    ),
+    *("C:\\a.mp4", "..\\a.mp4", "a\\b.mp4", "a:b.mp4", "a\nb.mp4", "a\x1b[2J.mp4", "\u202egpj.mp4", "clips /a.mp4"),
     *(
         "a./b.mp4",
         ".bashrc",

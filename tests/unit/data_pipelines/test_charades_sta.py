@@ -153,18 +153,6 @@ def test_rows_of_the_parquet_are_cut_and_refused_too(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("folder", ["Charades_v1_480", "Charades_v1", ""])
-@pytest.mark.parametrize("parquet", [False, True])
-def test_videos_are_found_where_the_archives_of_charades_put_them(tmp_path: Path, folder: str, parquet: bool) -> None:
-    video = tmp_path / "media" / folder / "3MSZA.mp4"
-    video.parent.mkdir(parents=True)
-    video.touch()
-    rows = [("3MSZA.mp4", "person turn a light on", [24.3, 30.4])]
-    path = parquet_of(tmp_path / "data", rows) if parquet else file_of(tmp_path, PUBLISHED)
-    (sample,) = kept(CHARADES_STA, path, root=tmp_path / "media")
-    assert tmp_path / "media" / sample.media[0].path == video
-
-
 def test_odd_rows_are_refused_and_never_a_surprise(tmp_path: Path) -> None:
     paths = [
         file_of(tmp_path, PUBLISHED),

@@ -150,19 +150,5 @@ def test_the_file_without_answers_gives_no_record(tmp_path: Path) -> None:
     assert [one.reason for one in found if isinstance(one, BadSample)] == ["missing_field"] * 2
 
 
-@pytest.mark.parametrize(
-    "folder", ["video_validation/video_10000-11000", "clevrer/video_validation", "video_10000-11000", ""]
-)
-def test_videos_are_found_where_the_archives_put_them(tmp_path: Path, folder: str) -> None:
-    media = tmp_path / "media"
-    video = media / folder / "video_10000.mp4"
-    video.parent.mkdir(parents=True)
-    video.touch()
-    (media / "video_train" / "video_00000-01000").mkdir(parents=True)
-    (media / "video_train" / "video_00000-01000" / "video_01000.mp4").touch()
-    (sample,) = kept(CLEVRER, file_of(tmp_path, scene(10000, descriptive(0, "red"))), root=media)
-    assert media / sample.media[0].path == video
-
-
 def test_odd_rows_are_refused_and_never_a_surprise() -> None:
     assert len(check_odd_rows(CLEVRER, scene(1, descriptive(0, "red"), of_choices(1, "correct", "wrong")))) > 200

@@ -98,10 +98,7 @@ def test_shards_that_two_patterns_name_are_not_told_of_twice(tmp_path: Path) -> 
     charades = dataset_of("charades_sta")
     assert named(charades, tmp_path) == ({"train": [], "eval": ["data:test"]}, [])
     lay_out(tmp_path, "charades_sta_test.txt")
-    assert named(charades, tmp_path) == (
-        {"train": [], "eval": ["charades_sta_test.txt"]},
-        [("eval", ["data:test"])],
-    )
+    assert named(charades, tmp_path) == ({"train": [], "eval": ["charades_sta_test.txt"]}, [("eval", ["data:test"])])
 
 
 def test_files_that_are_not_read_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,13 +141,9 @@ def test_a_folder_goes_by_its_whole_path(
     ],
 )
 def test_splits_that_nobody_reads_are_not_fetched(
-    tmp_path: Path,
-    fetched: list[tuple[Any, ...]],
-    splits: list[str],
-    files: dict[str, list[str]] | None,
-    unread: str,
+    tmp_path: Path, fetched: list[tuple[Any, ...]], splits: list[str], files: dict[str, list[str]] | None, unread: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"--hub-splits has {unread}, which nobody would read.*files: \{{eval"):
+    with pytest.raises(ConfigError, match=rf"--hub-splits has {unread}, which would not be read.*files: \{{eval"):
         generic.main(command(tmp_path, "--hub", "a/a", "--hub-splits", *splits, files=files))
     assert not fetched
 

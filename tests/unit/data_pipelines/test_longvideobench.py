@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from data_pipelines import longvideobench
 from data_pipelines.longvideobench import LONGVIDEOBENCH, cues_of
-from tests.support.pipeline_rows import check_odd_rows, example, one_row
+from tests.support.pipeline_rows import check_example, check_odd_rows, one_row
 from tests.support.published.longvideobench import COLUMNS, row, with_columns
 from vlm_pg.errors import SampleError
 from vlm_pg.types import Cue, Sample
@@ -36,8 +35,7 @@ def timed(start: Any, end: Any, text: Any = "it") -> dict[str, Any]:
 
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
-    (sample,) = one_row(LONGVIDEOBENCH, PUBLISHED)
-    assert isinstance(sample, Sample) and replace(sample, where="") == example(longvideobench)
+    check_example(longvideobench, PUBLISHED)
 
 
 @pytest.mark.parametrize(
@@ -89,10 +87,6 @@ def test_subtitles_of_another_form_are_refused(said: Any) -> None:
 def test_columns_without_an_option_are_none(texts: tuple[str, ...], options: tuple[str, ...]) -> None:
     (sample,) = one_row(LONGVIDEOBENCH, with_columns(PUBLISHED, *texts), form=1)
     assert isinstance(sample, Sample) and sample.options == options
-
-
-def test_it_is_for_evaluation_only() -> None:
-    assert all("train" not in form.files for form in LONGVIDEOBENCH.forms)
 
 
 @pytest.mark.parametrize(("form", "published"), [(0, PUBLISHED), (1, with_columns(PUBLISHED, *"abcde"))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from PIL import Image
 
 from data_pipelines import mathvista
 from data_pipelines.mathvista import MATHVISTA
-from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted
+from tests.support.pipeline_rows import check_example, check_odd_rows, one_row, parted
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -143,13 +142,8 @@ def test_an_answer_of_another_type_is_refused(kind: str, answer: str) -> None:
     assert isinstance(one, BadSample) and one.reason == "no_gold_answer"
 
 
-def test_it_is_for_evaluation_only() -> None:
-    assert all("train" not in form.files for form in MATHVISTA.forms)
-
-
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
-    (sample,) = one_row(MATHVISTA, FLOAT)
-    assert isinstance(sample, Sample) and replace(sample, where="") == example(mathvista)
+    check_example(mathvista, FLOAT)
 
 
 def test_details_are_what_is_published_without_what_is_added_to_the_question() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from data_pipelines import mmvu
 from data_pipelines.engine.answers import open_answer
 from data_pipelines.mmvu import MMVU
-from tests.support.pipeline_rows import check_odd_rows, example, one_row
+from tests.support.pipeline_rows import check_example, check_odd_rows, one_row
 from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, MediaRef, Sample
 
@@ -29,8 +28,7 @@ OPEN = CHOSEN | {"question_type": "open-ended", "choices": dict.fromkeys("ABCDE"
 
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
-    (sample,) = one_row(MMVU, CHOSEN)
-    assert isinstance(sample, Sample) and replace(sample, where="") == example(mmvu)
+    check_example(mmvu, CHOSEN)
 
 
 @pytest.mark.parametrize("choices", [dict.fromkeys("ABCDE", ""), dict.fromkeys("ABCDE"), {}, None])
@@ -97,10 +95,6 @@ def test_without_metadata_the_folder_names_the_subject(metadata: Any) -> None:
 def test_rows_that_do_not_fit_are_refused(reason: str, changes: dict[str, Any]) -> None:
     (one,) = one_row(MMVU, CHOSEN | changes)
     assert isinstance(one, BadSample) and one.reason == reason
-
-
-def test_it_is_for_evaluation_only() -> None:
-    assert all(set(form.files) == {"eval"} for form in MMVU.forms)
 
 
 def test_odd_rows_are_refused() -> None:

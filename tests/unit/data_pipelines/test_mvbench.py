@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from data_pipelines import mvbench
 from data_pipelines.mvbench import FOLDERS, MVBENCH
-from tests.support.pipeline_rows import check_odd_rows, example, one_row, outcomes, reasons_of, write_json
+from tests.support.pipeline_rows import check_example, check_odd_rows, one_row, outcomes, reasons_of, write_json
 from vlm_pg.types import BadSample, Sample
 
 PUBLISHED: dict[str, Any] = {
@@ -27,9 +26,7 @@ CLIPS = {"action_sequence", "action_prediction", "object_interaction", "action_l
 
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
-    (sample,) = one_row(MVBENCH, PUBLISHED)
-    assert isinstance(sample, Sample)
-    assert replace(sample, where="") == example(mvbench)
+    check_example(mvbench, PUBLISHED)
 
 
 def test_there_are_twenty_tasks() -> None:
@@ -57,10 +54,6 @@ def test_a_file_that_is_called_like_no_task_has_no_videos(tmp_path: Path) -> Non
     row = {name: value for name, value in PUBLISHED.items() if name not in ("task", "number")}
     path = write_json(tmp_path / "json" / "object_count.json", [row])
     assert reasons_of(outcomes(MVBENCH, path)) == {"object_count-1": "unknown_task"}
-
-
-def test_it_is_for_evaluation_only() -> None:
-    assert all("train" not in form.files for form in MVBENCH.forms)
 
 
 def test_odd_rows_are_refused_and_never_a_surprise() -> None:

@@ -263,16 +263,6 @@ def test_videos_without_a_question_are_left_out_and_counted(tmp_path: Path, caps
     assert report["left_out"] == {"videos without a question of multiple choice": 2} and report["refused"] == {}
 
 
-@pytest.mark.parametrize("name", ["videos/video_10309.mp4", "valid/videos/video_10309.mp4", "video_10309.MP4"])
-def test_videos_are_found_where_the_archives_put_them(tmp_path: Path, name: str) -> None:
-    video = tmp_path / "media" / name
-    video.parent.mkdir(parents=True)
-    video.touch()
-    path = file_of(tmp_path, video_of("video_10309", question()), {"video_10309": -1})
-    (sample,) = kept(PERCEPTION_TEST, path, root=tmp_path / "media")
-    assert tmp_path / "media" / sample.media[0].path == video
-
-
 def test_odd_rows_are_refused_and_never_a_surprise(tmp_path: Path) -> None:
     videos = video_of("video_1", question())
     (published,) = rows_of(PERCEPTION_TEST, file_of(tmp_path, videos, {"video_1": 60}))

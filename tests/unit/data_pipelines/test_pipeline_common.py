@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from data_pipelines import common, gsm8k
+from data_pipelines import gsm8k
 from data_pipelines.common import progress, run
+from data_pipelines.engine import output_folder
 from data_pipelines.engine.output_folder import MANIFEST, find_prepared, locked, write_manifest
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards.gold import gold_faults
@@ -78,7 +79,7 @@ def test_a_folder_that_comes_and_goes_is_asked_about_once(tmp_path: Path, monkey
         mkdir(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "mkdir", made_by_another)
-    monkeypatch.setattr(common.os.path, "lexists", lambda path: True)
+    monkeypatch.setattr(output_folder.os.path, "lexists", lambda path: True)
     with locked(folder):
         assert folder.is_dir()
     assert not folder.exists()
@@ -125,11 +126,11 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path, content: str) -
 
 def test_a_folder_is_held_by_one_process_at_a_time_and_freed_when_it_dies(tmp_path: Path) -> None:
     holder = (
-        "import sys, time; from pathlib import Path; from data_pipelines.common import locked\n"
+        "import sys, time; from pathlib import Path; from data_pipelines.engine.output_folder import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     )
     waiter = (
-        "import sys; from pathlib import Path; from data_pipelines.common import locked\n"
+        "import sys; from pathlib import Path; from data_pipelines.engine.output_folder import locked\n"
         "print('asking', flush=True)\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True)"
     )

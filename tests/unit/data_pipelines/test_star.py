@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from data_pipelines import star
 from data_pipelines.star import STAR
 from tests.support.pipeline_rows import check_odd_rows, example, kept, verdicts
@@ -53,15 +51,6 @@ def test_a_published_row_is_the_example(tmp_path: Path) -> None:
         )
     ]
     assert kept(STAR, file_of(tmp_path, PUBLISHED)) == [example(star)]
-
-
-@pytest.mark.parametrize("folder", ["Charades_v1_480", "Charades_v1", "charades/Charades_v1_480", ""])
-def test_videos_are_found_where_the_archives_of_charades_put_them(tmp_path: Path, folder: str) -> None:
-    video = tmp_path / "media" / folder / "6H78U.mp4"
-    video.parent.mkdir(parents=True)
-    video.touch()
-    (sample,) = kept(STAR, file_of(tmp_path, PUBLISHED), root=tmp_path / "media")
-    assert tmp_path / "media" / sample.media[0].path == video
 
 
 def test_rows_are_kept_or_refused_one_by_one(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,15 @@ import pytest
 
 from data_pipelines import tempcompass
 from data_pipelines.tempcompass import TEMPCOMPASS
-from tests.support.pipeline_rows import check_odd_rows, example, one_row, outcomes, reasons_of, samples_of, write_json
+from tests.support.pipeline_rows import (
+    check_example,
+    check_odd_rows,
+    one_row,
+    outcomes,
+    reasons_of,
+    samples_of,
+    write_json,
+)
 from vlm_pg.types import BadSample, Sample
 
 CHOICE = (
@@ -33,8 +40,7 @@ def of(task: str, question: str, answer: Any, **more: Any) -> Sample | BadSample
 
 
 def test_the_example_is_what_becomes_of_the_published_question() -> None:
-    (sample,) = one_row(TEMPCOMPASS, VIDEO)
-    assert isinstance(sample, Sample) and replace(sample, where="") == example(tempcompass)
+    check_example(tempcompass, VIDEO)
 
 
 @pytest.mark.parametrize("answer", ["A. dunking a basketball", "B. dribbling a basketball", "C. passing a basketball"])
@@ -86,10 +92,6 @@ def test_yes_no_questions(answer: str, gold: str) -> None:
 def test_a_file_that_is_called_like_no_task_is_refused() -> None:
     bad = of("open-ended", "What?", "that")
     assert isinstance(bad, BadSample) and bad.reason == "unknown_task"
-
-
-def test_it_is_for_evaluation_only() -> None:
-    assert all("train" not in form.files for form in TEMPCOMPASS.forms)
 
 
 @pytest.mark.parametrize(

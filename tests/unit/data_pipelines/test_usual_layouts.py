@@ -45,8 +45,21 @@ FOUND = [
     ("perception_test", BOTH, f"videos/part1/{BOTH}", [f"videos/{THOUSAND}/{BOTH}", f"videos/clevrer/val/{BOTH}"]),
     ("perception_test", "video_428.mp4", "videos/video_428.mp4", [f"videos/{EARLY}"]),
     *[
+        (name, SITS, f"{place}/{SITS}", [])
+        for name in ("star", "charades_sta")
+        for place in ("Charades_v1_480", "Charades_v1", "charades/Charades_v1_480", ".")
+    ],
+    *[
         ("star", SITS, f"{place}/{SITS}", [])
         for place in ("videos", "Charades", "a/Charades_v1_480", "a/b/Charades_v1")
+    ],
+    *[
+        ("clevrer", "video_10000.mp4", f"{place}/video_10000.mp4", ["video_train/video_00000-01000/video_01000.mp4"])
+        for place in (f"video_validation/{THOUSAND}", "clevrer/video_validation", THOUSAND, ".")
+    ],
+    *[
+        ("perception_test", "video_10309.mp4", where, [])
+        for where in ("videos/video_10309.mp4", "valid/videos/video_10309.mp4", "video_10309.MP4")
     ],
     *[("charades_sta", SITS, f"{place}/{SITS}", [f"a/{SITS}"]) for place in ("videos", "Charades", "charades")],
     ("charades_sta", SITS, "videos/6H78U.mkv", [f"videos/trimmed/{SITS}"]),
@@ -66,7 +79,7 @@ FOUND = [
 @pytest.mark.parametrize(("name", "path", "where", "others"), FOUND)
 def test_usual_layouts_are_found(tmp_path: Path, name: str, path: str, where: str, others: list[str]) -> None:
     empty_files(tmp_path, where, *others)
-    assert MediaFinder(tmp_path, dataset_of(name)).path_of(path) == where
+    assert MediaFinder(tmp_path, dataset_of(name)).path_of(path) == where.removeprefix("./")
 
 
 @pytest.mark.parametrize(
@@ -217,3 +230,21 @@ def test_so_are_the_subsets_of_rows(tmp_path: Path, second: str, only: str | Non
     rows = ", ".join(f'{{"data_source": "{name}"}}' for name in ("0_30_s_nextqa", second))
     path.write_text(f'[{rows}, {{"video": "no source"}}]')
     assert count_rows(LLAVA_VIDEO_178K, [Source(path, 0, "", "train")]) == ({path: 3}, only)
+
+
+EVALUATION_ONLY = (
+    "aime2024",
+    "amc2023",
+    "longvideobench",
+    "mathvista",
+    "mmvu",
+    "mvbench",
+    "tempcompass",
+    "video_mme",
+    "video_mmmu",
+)
+
+
+@pytest.mark.parametrize("name", EVALUATION_ONLY)
+def test_a_set_for_evaluation_has_no_training_files(name: str) -> None:
+    assert all(set(form.files) == {"eval"} for form in dataset_of(name).forms)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from data_pipelines import video_mme
 from data_pipelines.engine.media_finder import MediaFinder
 from data_pipelines.engine.rows import RowReader
 from data_pipelines.video_mme import VIDEO_MME
-from tests.support.pipeline_rows import check_odd_rows, empty_files, example, one_row
+from tests.support.pipeline_rows import check_example, check_odd_rows, empty_files, one_row
 from tests.support.published.case import lay_out
 from tests.support.published.video_mme import CASES, FIRST, ROWS, TABLE, row
 from tests.unit.data_pipelines.test_prepare_resumed import killed
@@ -31,8 +30,7 @@ PUBLISHED: dict[str, Any] = row(
 
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
-    (sample,) = one_row(VIDEO_MME, PUBLISHED)
-    assert isinstance(sample, Sample) and replace(sample, where="") == example(video_mme)
+    check_example(video_mme, PUBLISHED)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +69,6 @@ def test_subtitles_that_were_fetched_after_a_killed_run_are_taken(tmp_path: Path
     assert video_mme.main(arguments) == 0
     samples = list(open_records(Path(f"{tmp_path / 'out'}:eval"))[0])
     assert [one.media[0].subtitles for one in samples] == [said, said, ""]
-
-
-def test_it_is_for_evaluation_only() -> None:
-    assert all("train" not in form.files for form in VIDEO_MME.forms)
 
 
 def test_odd_rows_are_refused_and_never_a_surprise() -> None:

@@ -142,10 +142,6 @@ def test_rows_that_do_not_fit_are_refused(reason: str, changes: dict[str, Any]) 
     assert isinstance(one, BadSample) and one.reason == reason
 
 
-def test_it_is_for_evaluation_only() -> None:
-    assert all(set(form.files) == {"eval"} for form in VIDEO_MMMU.forms)
-
-
 def test_odd_rows_are_refused() -> None:
     for row in (ROW, OPEN):
         refused = dict(check_odd_rows(VIDEO_MMMU, row, added=["track"]))

@@ -136,8 +136,7 @@ def test_refused_records_are_called_by_their_own_ids(tmp_path: Path) -> None:
 def test_media_are_taken_from_their_paths_and_no_others(tmp_path: Path) -> None:
     """Media sets share names: "1.png" of another set is another picture."""
     annotations = write_json(
-        tmp_path / "Video-R1-260k.json",
-        [RUSSIAN, row(problem_id=3, data_type="image", path="./Chart/1.png")],
+        tmp_path / "Video-R1-260k.json", [RUSSIAN, row(problem_id=3, data_type="image", path="./Chart/1.png")]
     )
     empty_files(tmp_path, RUSSIAN["path"], "Math/1.png")
     first, second = (one.media[0].path for one in samples_of(outcomes(VIDEO_R1, annotations, root=tmp_path)).values())

@@ -14,7 +14,7 @@ import pytest
 
 from data_pipelines import vsi
 from data_pipelines.vsi import VSI
-from tests.support.pipeline_rows import check_odd_rows, example, one_row, parted, write_lines
+from tests.support.pipeline_rows import check_example, check_odd_rows, one_row, parted, write_lines
 from tests.support.tiny_media import png
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import BadSample, MediaRef, Sample
@@ -138,9 +138,7 @@ def test_counts_earn_what_vsi_bench_gives(answer: str, accuracy: float) -> None:
 
 
 def test_the_example_is_what_becomes_of_the_published_row() -> None:
-    (sample,) = one_row(VSI, COUNT)
-    assert isinstance(sample, Sample)
-    assert replace(sample, where="", sample_id="vsi_590k-1") == example(vsi)
+    check_example(vsi, COUNT, sample_id="vsi_590k-1")
 
 
 def test_unknown_sentences_stay_in_the_question() -> None:

@@ -17,7 +17,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from vlm_pg.models.chunked import shared_out
 
 from tests.support.fakes import (
     CPU,
@@ -32,7 +31,7 @@ from tests.support.fakes import (
 )
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
 from vlm_pg.distributed import SequenceGroup
-from vlm_pg.models.micro_batches import Streams, run_micro_batch
+from vlm_pg.models.micro_batches import Streams, run_micro_batch, share_streams
 from vlm_pg.models.packing import pack, pack_chunk, pack_prefixes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import LoraSettings, Part
@@ -219,7 +218,7 @@ def update(
     """The collectives of one rank's update, in order: name, elements to each rank, and from each."""
     parts: tuple[Part, ...] = settings.pop("train", parts_of(family))
     with ranks(size, rank) as sequence:
-        streams = shared_out(packed(family, chunks), sequence)
+        streams = share_streams(packed(family, chunks), sequence)
         with faked() as strict:
             policy = fake_policy(family, device, train=parts, gradient_checkpointing=True, **settings)
             policy.logits_chunk_rows = 50
