@@ -90,7 +90,7 @@ def _loaded(
     store = _store(kept.folder, kept.max_bytes, since)
     before = _states(path, subtitles, part)
     contents = _contents(kind, before, settings)
-    if contents is None:  # whoever decodes it says why
+    if contents is None:  # decoding it raises the reason
         return decode_file(kind, path, settings, factor, part, subtitles), False
     parts = {"kind": kind, "content": contents, "part": asdict(part), "factor": factor}
     by = made_with(kind if part.folder_fps is None else "folder", settings.decoder, settings.decoder_device)
@@ -99,13 +99,13 @@ def _loaded(
     if kept_media is not None:
         return kept_media, True
     media = decode_file(kind, path, settings, factor, part, subtitles)
-    # Of a file that has changed meanwhile these are frames of nobody knows what.
+    # If the file changed meanwhile, it is unknown which content these frames are of.
     is_same = _states(path, subtitles, part) == before
     return media, is_same and _write(store, key, media)
 
 
 def _states(path: str, subtitles: str, part: Part) -> list[State | FolderState | None]:
-    """Of the medium and its subtitles, if it has some, what changes when they do."""
+    """File states of the medium and its subtitles, which change when their contents do."""
     medium: State | FolderState | None = _state(path)
     if part.folder_fps is not None:
         medium = FolderState(path, folder_state(Path(path)))
@@ -139,7 +139,7 @@ def _contents(
 
 
 def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia | None:
-    """The medium that is kept, if one is that can be what was asked for."""
+    """The cached medium, if there is one that can be the requested one."""
     entry = store.read(key, most_entry_bytes(most_bytes))
     if entry is None:
         return None
@@ -204,7 +204,7 @@ def _state(path: str) -> State | None:
 
 @cache
 def _store(folder: Path, max_bytes: int, since: float | None) -> Store:
-    """Features give way: a byte of frames saves far more time, and without frames nobody asks for features."""
+    """Features are evicted first: a byte of frames saves far more time, and features are of no use without frames."""
     return Store(folder, KIND, max_bytes, since, giving_way=(FEATURES,))
 
 
@@ -310,7 +310,7 @@ def unpacked(content: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 MadeOf = Literal["image", "video", "folder"]
 _HERE = Path(__file__).parent
 _ALWAYS = ("qwen-vl-utils",)
-# PyAV reads the index of a video whatever decodes it.
+# PyAV reads the index of a video for all decoders.
 _OF_KIND: Mapping[MadeOf, tuple[str, ...]] = {
     "image": ("pillow",),
     "video": ("av", "torch"),
@@ -323,7 +323,7 @@ _PILLOW_LIBRARIES = ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")
 def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
     """Of media of a kind, JSON values by which frames of the same file and settings can differ.
 
-    Our own code is all of this package's: what is left out of a list would be forgotten.
+    Our own code is all of this package: a list of files would miss new ones.
 
     Args:
         decoder, device: as in the settings.

@@ -66,7 +66,7 @@ def import_decoding() -> None:
 def decoding_pool(settings: MediaSettings, kept: CacheSettings | None = None) -> WorkerPool | None:
     """The worker processes that the settings ask for, which start with the first file; None for ``workers=0``.
 
-    ``kept``: the cache that their loaders use, if any: what it needs is then imported before they are forked.
+    ``kept``: the cache that their loaders use, if any: its modules are then imported before workers are forked.
     """
     if not settings.workers:
         return None
@@ -175,7 +175,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         return future
 
     def close(self) -> None:
-        """End the workers, if they are this one's own; what is still being decoded fails."""
+        """End the workers, if this loader owns them; pending files fail."""
         if self._owns_pool and self._pool is not None:
             self._pool.close()
 

@@ -61,7 +61,7 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
     Raises:
         SampleError: ``remote_media``, ``outside_root``, ``missing_media`` or ``unsupported_media``.
 
-    A video with ``folder_fps`` must be a folder; what lies in it is judged where it is read.
+    A video with ``folder_fps`` must be a folder; its files are judged where they are read.
     """
     text = ref.path.removeprefix("file://")
     scheme = _SCHEME.match(text)
@@ -102,7 +102,7 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
 def _prepared_from(root: Path) -> str:
     """Where the media were when a set was prepared, if its own folder was taken for theirs.
 
-    It is told, not taken: a data set from elsewhere must not choose which folders are read.
+    For the message only: a data set from elsewhere must not choose which folders are read.
     """
     written = (read_manifest(root) or {"arguments": {}})["arguments"].get("media_root")
     if not isinstance(written, str) or Path(written) == root.resolve():
@@ -150,7 +150,7 @@ def _inside(ref: Named, text: str, root: Path) -> Path:
 
 
 def _safely(ref: Named, ask):  # type: ignore[no-untyped-def]
-    """Ask the file system; what it cannot even look up (too long, a NUL, a loop of links) is a missing file."""
+    """Query the file system; a path it cannot look up (too long, a NUL, a loop of links) is a missing file."""
     try:
         return ask()
     except (OSError, ValueError, RuntimeError) as error:

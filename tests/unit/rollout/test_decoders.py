@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests.support.groups import make_case, tiny_policy
+from tests.unit.rollout.test_prefill import prefilled
 from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.cohort import OwnTokens
 from vlm_pg.rollout.decoders import DecodeContext
 from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore
-from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.waiting import WaitingPrompts
 from vlm_pg.types import Prompt
 
@@ -19,21 +19,17 @@ NUM_TOKENS = BLOCK_TOKENS + 3
 VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
 
 
-def prefilled(policy: Policy) -> tuple[WaitingPrompts, PrefixStore, list[Prompt]]:
+def stored_prompts(policy: Policy) -> tuple[WaitingPrompts, PrefixStore, list[Prompt]]:
     """Two questions on one video with one without media between them: paths of two levels and of one."""
     prompts = [make_case(policy, seed=i, **kind).prompt for i, kind in enumerate((VIDEO, {"kind": "text"}, VIDEO))]
-    waiting, store = WaitingPrompts(prompts), PrefixStore()
-    lengths = {node: item.num_tokens for node, item in enumerate(waiting.nodes)}
-    store.rearrange((), lengths)
-    Prefill(policy, store, waiting.nodes, prompts, 10_000, lambda: None).run(list(lengths), [])
-    return waiting, store, prompts
+    return *prefilled(policy, prompts)[:2], prompts
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5"])
 @torch.no_grad()
 def test_those_who_stay_go_on_unchanged(family: str) -> None:
     policy = tiny_policy(family=family)
-    waiting, store, prompts = prefilled(policy)
+    waiting, store, prompts = stored_prompts(policy)
     groups = [0, 0, 1, 1, 2, 2]
     tokens = torch.randint(100, 300, (NUM_TOKENS, len(groups)), generator=torch.Generator().manual_seed(0))
     positions = torch.tensor([prompts[group].next_position for group in groups])
@@ -64,7 +60,7 @@ def test_those_who_stay_go_on_unchanged(family: str) -> None:
 @torch.no_grad()
 def test_rollouts_that_started_at_different_times_share_a_step(family: str) -> None:
     policy = tiny_policy(family=family)
-    waiting, store, prompts = prefilled(policy)
+    waiting, store, prompts = stored_prompts(policy)
     tokens = torch.randint(100, 300, (5, 6), generator=torch.Generator().manual_seed(0))
 
     def alone(column: int, group: int, count: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, torch_recurrent_gated_delta_rule
 
+from tests.support.compiled_kernels import compiled
 from tests.support.tiny import tiny_model
 from tests.support.traffic import TrafficBytes
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree, route_linear_layers
@@ -277,21 +278,12 @@ def test_the_triton_kernel_compiles_for_gpus_that_are_not_here(
     capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With each state loaded and stored once, none of it spilled to memory."""
-    triton = pytest.importorskip("triton")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    pytest.importorskip("triton")
+    from vlm_pg.rollout.fused.delta_rule import COLUMNS
 
-    from vlm_pg.rollout.fused.delta_rule import COLUMNS, one_token
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    pointers = dict.fromkeys(("query", "key", "value", "beta"), "*bf16")
-    pointers |= dict.fromkeys(("state", "log_decay", "out"), "*fp32")
-    types = pointers | {"scale": "fp32", "epsilon": "fp32"}
     constants = {"KEY": 128, "VALUE": 128, "KEY_ROOM": 128, "COLUMNS": COLUMNS}
-    signature = {name: types.get(name, "constexpr") for name in one_token.arg_names}
-    aligned = {(one_token.arg_names.index(name),): [["tt.divisibility", 16]] for name in pointers}
-    source = ASTSource(fn=one_token, signature=signature, constexprs=constants, attrs=aligned)
-    code = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+    kernel = "rollout.fused.delta_rule.one_token"
+    code = compiled(kernel, constants, capability, tmp_path, monkeypatch, is_aligned=True).asm["ptx"]
     floats_of_a_thread = 128 * COLUMNS // (4 * 32)
     for way in ("ld", "st"):
         assert len(re.findall(rf"{way}\.global[\w.]*\.v4\.[bf]32", code)) == floats_of_a_thread // 4

@@ -11,6 +11,7 @@ import torch
 import vlm_pg.rollout.engine as generation
 from tests.support.groups import make_case, tiny_policy
 from tests.support.tiny import FAMILY_NAMES
+from tests.unit.rollout.test_prefill import prefilled
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
@@ -19,12 +20,9 @@ from vlm_pg.rollout import memory
 from vlm_pg.rollout.cohort import OwnTokens
 from vlm_pg.rollout.decoders import DecodeContext
 from vlm_pg.rollout.engine import RolloutEngine, Together
-from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.memory import TokenCosts, budget_bytes, check_fits, rounds
-from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.ragged import row_bucket
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.rollout.waiting import WaitingPrompts
 from vlm_pg.training.sequence_ranks import SharedPrompts, sampler_of_all
 from vlm_pg.types import Prompt
 
@@ -39,9 +37,7 @@ def size(*tensors: torch.Tensor) -> int:
 def test_costs_are_those_of_the_tensors_kept(family: str, dtype: torch.dtype) -> None:
     policy = tiny_policy(family=family, dtype=dtype)
     prompt = make_case(policy, "text", 0).prompt
-    waiting, store = WaitingPrompts([prompt]), PrefixStore()
-    store.rearrange((), {0: prompt.num_tokens})
-    Prefill(policy, store, waiting.nodes, [prompt], 10_000, lambda: None).run([0], [0])
+    _, store, _ = prefilled(policy, [prompt])
     costs = TokenCosts.of(policy)
     kept = size(*store.keys.values(), *store.values.values())
     states = [states for of_layer in store.states.values() for states in of_layer.values()]

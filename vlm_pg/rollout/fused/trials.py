@@ -37,7 +37,7 @@ def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
 
 
 def _sums(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    """The code of a layer whose attention gives random numbers, and whose feed-forward layer what it is given."""
+    """The code of a layer whose attention returns random numbers, and whose feed-forward layer its input."""
     for layer in kinds(language_model, layers.has_sums):
         norm = layer.post_attention_layernorm
         plain = without_liger(norm)
@@ -68,8 +68,8 @@ def _sums(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
 
 
 class _Attends:
-    """A context that gives out what its layer would attend with: queries, keys, values, queries of two pieces; by the
-    kernel where the layer has left something to it."""
+    """A context that records its layer's queries, keys, values and queries of two pieces; by the kernel where the layer
+    has deferred its rotation."""
 
     def __init__(self, deferred: layers.DeferredRotation | None = None):
         self._deferred = deferred
@@ -80,7 +80,7 @@ class _Attends:
         of_pieces = torch.cat([q[:-1], q])
         if turn:
             keys, values, repeats = torch.empty_like(k), torch.empty_like(v), q.shape[1] // k.shape[1]
-            # Of two pieces, of which the last row asks the second only.
+            # Of two pieces, of which the last row reads the second only.
             starts = repeats * torch.arange(2 * rows, dtype=torch.int32, device=q.device).view(2, rows)
             starts[0, -1] = -1
             queries = q.new_zeros(2 * rows * repeats, *k.shape[1:])
