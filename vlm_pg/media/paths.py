@@ -164,26 +164,19 @@ def _safely(ref: Named, ask):  # type: ignore[no-untyped-def]
 
 
 def _check_extension(ref: Named, suffix: str) -> None:
-    known = EXTENSIONS[ref.kind]
+    known, is_medium = EXTENSIONS[ref.kind], _role(ref) == "media"
     if suffix.lower() not in known:
+        files, mend = (f"A {ref.kind}", "data_type") if is_medium else (ref.kind.capitalize(), "the path")
         raise SampleError(
             "unsupported_media",
-            f"{_role(ref)} path '{_shown(ref.path)}' ends in '{suffix}'. {_noun(ref)} may end in {', '.join(known)}. "
-            f"Convert the file, or correct {'data_type' if _is_medium(ref) else 'the path'} in the record.",
+            f"{_role(ref)} path '{_shown(ref.path)}' ends in '{suffix}'. {files} may end in {', '.join(known)}. "
+            f"Convert the file, or correct {mend} in the record.",
         )
 
 
-def _is_medium(ref: Named) -> bool:
-    return ref.kind in get_args(MediaKind)
-
-
 def _role(ref: Named) -> str:
-    """What a path is called."""
-    return "media" if _is_medium(ref) else ref.kind
-
-
-def _noun(ref: Named) -> str:
-    return f"A {ref.kind}" if _is_medium(ref) else ref.kind.capitalize()
+    """The kind of a path in messages."""
+    return "media" if ref.kind in get_args(MediaKind) else ref.kind
 
 
 def _shown(text: str) -> str:
