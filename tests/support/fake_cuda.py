@@ -105,3 +105,13 @@ def stored_prompts(policy: Policy, lengths: dict[int, int]) -> PrefixStore:
                 rows = torch.empty(length, heads, head_dim, dtype=policy.dtype, device=policy.device)
                 store.write(layer, node, 0, rows, rows)
     return store
+
+
+class Elsewhere:
+    """A policy that says it is on another device."""
+
+    def __init__(self, policy: Any, device: str):
+        self._policy, self.device = policy, torch.device(device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)

@@ -51,7 +51,7 @@ def in_pieces(tokens: dict[int, int], *_: Any) -> dict[int, int]:
 def prefilled(policy: Policy, layers: AbstractContextManager[None] | None = None) -> list[torch.Tensor]:
     """Hidden states, keys and values of one prompt in two passes."""
     case = test_prefill.make_case(policy, "text", 0)
-    _, store, hidden = test_prefill.prefilled(policy, [case], -(-case.prompt.num_tokens // 2), layers)
+    _, store, hidden = test_prefill.prefilled(policy, [case.prompt], -(-case.prompt.num_tokens // 2), layers)
     return [*hidden, *store.keys.values(), *store.values.values()]
 
 

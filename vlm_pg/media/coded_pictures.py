@@ -21,7 +21,7 @@ _444 = 3
 
 
 class _OutOfBits(Exception):
-    """A unit is shorter than what it announces."""
+    """A unit is shorter than its syntax needs."""
 
 
 class _Bits:
@@ -128,7 +128,7 @@ class FieldPairs:
         return any(sequence.has_fields for sequence in self._sequences.values())
 
     def _only_field(self, packet: bytes) -> _Field | None:
-        """The field that a packet holds; None for a frame, for both fields, and for what cannot be read."""
+        """The field that a packet holds; None for a frame, for both fields, and for an unreadable packet."""
         slices, count = set[_Field | None](), 0
         for unit in units(packet, self.syntax.length_bytes):
             count += 1
@@ -376,8 +376,8 @@ class ShownOrder:
 
 # decoders of these show nothing before an intra picture
 _BEGIN_AT_INTRA = ("hevc", "mpeg1video", "mpeg2video")
-# That of H.264 has rules of its own, with recovery points that are reached picture by picture. So it is asked.
-_ASKED = ("h264",)
+# The decoder of H.264 has rules of its own, with recovery points that are reached picture by picture. So it is run.
+_DECODED = ("h264",)
 MOST_LOST_PICTURES = 1024  # until it shows one
 
 
@@ -387,8 +387,8 @@ class LateStart:
 
     Pictures stored before the first entry point need others that are gone, and no decoder shows them.
 
-    ``begins``: whether the stream begins with its first flagged entry point, all of what is stored before being lost.
-    ``first``: the timestamp of the first frame that comes, of a decoder that had to be asked; None for no answer.
+    ``begins``: whether the stream begins with its first flagged entry point, all pictures stored before being lost.
+    ``first``: the timestamp of the first frame of a decoder that had to be run; None where it gave none.
     """
 
     syntax: Syntax
@@ -406,18 +406,18 @@ class LateStart:
         if self.syntax.codec in _BEGIN_AT_INTRA:
             self.begins = is_entry and self._seen > 0 and packet.is_keyframe
             self._is_open = not is_entry
-        elif self.syntax.codec in _ASKED and not (is_entry and not self._seen):
-            self._is_open = not self._is_answered(packet) and self._seen < MOST_LOST_PICTURES
+        elif self.syntax.codec in _DECODED and not (is_entry and not self._seen):
+            self._is_open = not self._has_shown(packet) and self._seen < MOST_LOST_PICTURES
         else:
             self._is_open = False
         self._seen += 1
 
-    def _is_answered(self, packet: Any) -> bool:
+    def _has_shown(self, packet: Any) -> bool:
         import av
 
         try:
             frames = packet.decode()
-        except av.FFmpegError:  # of a picture that nobody shows
+        except av.FFmpegError:  # of a picture that is never shown
             return False
         if frames and not frames[0].is_corrupt:
             self.first = frames[0].pts

@@ -14,7 +14,7 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container_checks import check_tables, check_unit
 from vlm_pg.types import MediaKind
 
-# FFmpeg's names of the demuxers that may be used, by what we call the container
+# FFmpeg's names of the allowed demuxers, by our name of the container
 CONTAINERS = {
     "MP4 or QuickTime": "mov",
     "Matroska or WebM": "matroska",
@@ -36,9 +36,9 @@ _FIRST_BOXES = {b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b
 _TS_PACKETS = ((0, 188), (4, 192), (0, 204))  # where the sync byte lies, and the distance to the next one
 _ASF_HEADER = bytes.fromhex("3026b2758e66cf11a6d900aa0062ce6c")
 # Decoders that give an error for damage they notice, instead of a patched frame, and compare picture hashes (HEVC)
-# where there are some. That of H.264 takes the leading frames of an open group for damage and is not asked to.
+# where there are some. That of H.264 takes the leading frames of an open group for damage, so it is not set there.
 STRICT_CODECS = ("hevc", "mjpeg")
-# Containers (as FFmpeg is told them) that state the length of the whole file only. Where FFmpeg has not seen a stream's
+# Containers (by FFmpeg's names) that state the length of the whole file only. Where FFmpeg has not seen a stream's
 # first packet yet, it gives the stream that length.
 _STATE_NO_STREAM = ("matroska", "flv", "asf")
 _STRICT = {"err_detect": "crccheck+explode"}

@@ -66,13 +66,13 @@ def decode_file(
 
 
 def shown_name(path: str) -> str:
-    """What messages call a file or URL."""
+    """The name of a file or URL in messages."""
     return shown_url(path) if "://" in path else Path(path).name
 
 
 @contextmanager
 def opened_media(path: str, subtitles: str, settings: MediaSettings) -> Iterator[tuple[Path, str, tuple[Cue, ...]]]:
-    """A local path of the file, downloaded if ``path`` is a URL; what messages call it; all of its subtitles.
+    """A local path of the file, downloaded if ``path`` is a URL; its name in messages; all of its subtitles.
 
     Raises:
         SampleError: as ``download`` and ``read_subtitles``.
@@ -91,7 +91,7 @@ def decode_video(
 ) -> DecodedMedia:
     """Sample, decode, turn upright and resize a video; see ``decode_file``.
 
-    ``name``: what messages call it. ``cues``: all of its subtitles, of which those of the part are kept.
+    ``name``: in messages. ``cues``: all of its subtitles, of which those of the part are kept.
     """
     name = name or path.name
     index, timeline, choice = survey_video(path, name, settings, part)
@@ -108,7 +108,7 @@ def decode_video(
 
 
 def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> tuple[Frames, Timeline, Choice]:
-    """The frames of a video, when they are shown, and which are asked for: all of its packets read, none decoded.
+    """The frames of a video, when they are shown, and which are chosen: all of its packets read, none decoded.
 
     Raises:
         SampleError: as ``decode_file``, for all that shows without decoding.
@@ -173,7 +173,7 @@ def read_frames(
 
 @contextmanager
 def _decoding(path: Path, name: str, index: Frames, settings: MediaSettings) -> Iterator[Decoder]:
-    """The file's decoder; what it finds wrong is the file's fault."""
+    """The file's decoder, whose errors become SampleErrors of the file."""
     try:
         decoder = _open_decoder(path, index, settings)
         try:

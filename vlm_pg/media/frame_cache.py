@@ -26,6 +26,7 @@ from vlm_pg.cache.provenance import gpu_driver, gpu_models, source_digest
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Damaged, Entry, Store, key_of
 from vlm_pg.errors import SampleError
+from vlm_pg.media import video_decoders
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import judge, open_regular
 from vlm_pg.media.decode_file import decode_file
@@ -43,7 +44,17 @@ _NOT_OF_THE_FRAMES = frozenset(
 )
 
 
-def load_file(
+def load_file(*arguments: Any, **named: Any) -> DecodedMedia:
+    """The medium of ``cached_file``."""
+    return cached_file(*arguments, **named)[0]
+
+
+def keep_file(*arguments: Any) -> bool:
+    """Whether the frames of ``cached_file`` are in the cache now."""
+    return cached_file(*arguments)[1]
+
+
+def cached_file(
     kind: MediaKind,
     path: str,
     settings: MediaSettings,
@@ -52,10 +63,10 @@ def load_file(
     subtitles: str = "",
     kept: CacheSettings | None = None,
     since: float | None = None,
-) -> DecodedMedia:
-    """As ``decode_file``; frames that are in the cache are taken from there, others are put there.
+) -> tuple[DecodedMedia, bool]:
+    """As ``decode_file``, with frames from the cache, or else put there; and whether they are in it now.
 
-    What a URL names may change, so it is decoded every time; and so are files that cannot be used.
+    The content of a URL may change, so it is decoded every time; and so are files that cannot be used.
 
     Args:
         since: as in ``Store``.
@@ -64,46 +75,28 @@ def load_file(
         SampleError: as ``decode_file``.
         ConfigError: the cache cannot be used.
     """
-    return _loaded(kind, path, settings, factor, part, subtitles, kept, since)[0]
-
-
-def keep_file(*arguments: Any) -> bool:
-    """As ``load_file``, for the cache's sake alone. Whether the frames are there now."""
-    return _loaded(*arguments)[1]
-
-
-def _loaded(
-    kind: MediaKind,
-    path: str,
-    settings: MediaSettings,
-    factor: int,
-    part: Part,
-    subtitles: str,
-    kept: CacheSettings | None,
-    since: float | None,
-) -> tuple[DecodedMedia, bool]:
-    """The medium, and whether it is in the cache."""
     if kept is None or kept.folder is None or not kept.frames or "://" in path or "://" in subtitles:
         return decode_file(kind, path, settings, factor, part, subtitles), False
     store = _store(kept.folder, kept.max_bytes, since)
     before = _states(path, subtitles, part)
     contents = _contents(kind, before, settings)
-    if contents is None:  # whoever decodes it says why
+    if contents is None:  # decoding it raises the reason
         return decode_file(kind, path, settings, factor, part, subtitles), False
     parts = {"kind": kind, "content": contents, "part": asdict(part), "factor": factor}
     by = made_with(kind if part.folder_fps is None else "folder", settings.decoder, settings.decoder_device)
-    key = key_of({**parts, "settings": _of_frames(settings), "by": by})
+    of_frames = settings.model_dump(mode="json", exclude=set(_NOT_OF_THE_FRAMES))
+    key = key_of({**parts, "settings": of_frames, "by": by})
     kept_media = _read(store, key, kind, factor, most_frame_bytes(kind, settings, factor, part))
     if kept_media is not None:
         return kept_media, True
     media = decode_file(kind, path, settings, factor, part, subtitles)
-    # Of a file that has changed meanwhile these are frames of nobody knows what.
+    # If the file changed meanwhile, it is unknown which content these frames are of.
     is_same = _states(path, subtitles, part) == before
     return media, is_same and _write(store, key, media)
 
 
 def _states(path: str, subtitles: str, part: Part) -> list[State | FolderState | None]:
-    """Of the medium and its subtitles, if it has some, what changes when they do."""
+    """File states of the medium and its subtitles, which change when their contents do."""
     medium: State | FolderState | None = _state(path)
     if part.folder_fps is not None:
         medium = FolderState(path, folder_state(Path(path)))
@@ -137,7 +130,7 @@ def _contents(
 
 
 def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia | None:
-    """The medium that is kept, if one is that can be what was asked for."""
+    """The cached medium, if there is one that can be the requested one."""
     entry = store.read(key, most_entry_bytes(most_bytes))
     if entry is None:
         return None
@@ -202,12 +195,8 @@ def _state(path: str) -> State | None:
 
 @cache
 def _store(folder: Path, max_bytes: int, since: float | None) -> Store:
-    """Features give way: a byte of frames saves far more time, and without frames nobody asks for features."""
+    """Features are evicted first: a byte of frames saves far more time, and features are of no use without frames."""
     return Store(folder, KIND, max_bytes, since, giving_way=(FEATURES,))
-
-
-def _of_frames(settings: MediaSettings) -> Mapping[str, Any]:
-    return settings.model_dump(mode="json", exclude=set(_NOT_OF_THE_FRAMES))
 
 
 def most_frame_bytes(kind: MediaKind, settings: MediaSettings, factor: int, part: Part) -> int:
@@ -308,20 +297,19 @@ def unpacked(content: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 MadeOf = Literal["image", "video", "folder"]
 _HERE = Path(__file__).parent
 _ALWAYS = ("qwen-vl-utils",)
-# PyAV reads the index of a video whatever decodes it.
+# PyAV reads the index of a video for all decoders.
 _OF_KIND: Mapping[MadeOf, tuple[str, ...]] = {
     "image": ("pillow",),
     "video": ("av", "torch"),
     "folder": ("pillow", "torch"),
 }
-_PILLOW_LIBRARIES = ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")
 
 
 @cache
 def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
     """Of media of a kind, JSON values by which frames of the same file and settings can differ.
 
-    Our own code is all of this package's: what is left out of a list would be forgotten.
+    Our own code is all of this package: a list of files would miss new ones.
 
     Args:
         decoder, device: as in the settings.
@@ -332,9 +320,15 @@ def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
         "code": source_digest(_HERE.glob("*.py")),
         "packages": {package: _version(package) for package in packages},
         "machine": platform.machine(),
-        **(_of_video(decoder, device) if kind == "video" else _of_image()),
+        **(_of_video(decoder, device) if kind == "video" else {"pillow": _pillow_libraries()}),
         **({"instructions": _instructions()} if kind == "folder" else {}),
     }
+
+
+def _pillow_libraries() -> dict[str, str | None]:
+    from PIL import features
+
+    return {name: features.version(name) for name in ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")}
 
 
 def _instructions() -> str:
@@ -343,20 +337,12 @@ def _instructions() -> str:
     return str(torch.backends.cpu.get_cpu_capability())
 
 
-def _of_image() -> dict[str, Any]:
-    from PIL import features
-
-    return {"pillow": {name: features.version(name) for name in _PILLOW_LIBRARIES}}
-
-
 def _of_video(decoder: str, device: str) -> dict[str, Any]:
     import av
 
     found: dict[str, Any] = {"ffmpeg": [av.ffmpeg_version_info, av.library_versions], "instructions": _instructions()}
     if decoder == "torchcodec":
-        from vlm_pg.media.video_decoders import ffmpeg_versions
-
-        found["torchcodec's ffmpeg"] = ffmpeg_versions()
+        found["torchcodec's ffmpeg"] = video_decoders.ffmpeg_versions()
     return found if device == "cpu" else {**found, "gpu": _gpu()}
 
 
@@ -366,9 +352,7 @@ def _gpu() -> list[str]:
     if not models:
         import torch
 
-        from vlm_pg.media.video_decoders import gpu_number
-
-        models = [torch.cuda.get_device_name(gpu_number())]
+        models = [torch.cuda.get_device_name(video_decoders.gpu_number())]
     return [*models, *gpu_driver()]
 
 

@@ -27,10 +27,10 @@ from vlm_pg.media.worker import ask
 from vlm_pg.types import DecodedMedia
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-# what Pillow raises for damaged files of these formats (a broken PNG chunk is a SyntaxError)
+# Pillow's errors for damaged files of these formats (a broken PNG chunk is a SyntaxError)
 DAMAGED = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
 _ORIENTATION = 0x0112
-# Four channels of 16 bits, not compressed; and what else may be in a file.
+# Four channels of 16 bits, not compressed; and metadata of a file.
 _BYTES_PER_PIXEL, _FURTHER_BYTES = 8, 64 << 20
 # how a picture stored with each orientation (EXIF 2.32, 4.6.4) is put upright
 _UPRIGHT = {
@@ -190,7 +190,7 @@ def _too_large(name: str, size: str, settings: MediaSettings) -> SampleError:
 
 
 def damaged(name: str, error: DecodeFailure) -> SampleError:
-    """``corrupt_media`` of an image, and what to do."""
+    """``corrupt_media`` of an image."""
     return SampleError(
         "corrupt_media",
         f"image '{name}' cannot be decoded: {error}. A complete {', '.join(FORMATS)} file is needed. Fetch or "

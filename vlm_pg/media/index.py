@@ -173,7 +173,7 @@ class _Frames:
         self._lengthen(packet)
 
     def _lengthen(self, packet: Any) -> None:
-        """By what a packet says of how long its picture is shown; a second field may have no time of its own."""
+        """By the packet's duration; a second field may have no time of its own."""
         start = self.ends if packet.pts is None else packet.pts
         if start is not None and not packet.is_discard:
             self.ends = start + (packet.duration or 0)

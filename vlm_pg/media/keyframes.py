@@ -1,4 +1,4 @@
-"""Where decoding may start: what the coded picture itself says, not what the container flags.
+"""Where decoding may start, by the syntax of the coded picture and not by the container's flag.
 
 Containers call frames key frames that are none: an MP4 without a table of sync samples calls every frame one, and where
 pictures are refreshed bit by bit (x264's intra-refresh) the flag stands where the refresh begins, not where it is done.

@@ -1,4 +1,4 @@
-"""The door to this package: media references in, decoded media or the reason why not out, one for one."""
+"""Loading media: references in, one decoded medium or SampleError for each out."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Ticket:
         self._futures = futures
 
     def result(self, should_stop: Callable[[], bool] = lambda: False) -> list[DecodedMedia | SampleError]:
-        """What became of each reference, in order.
+        """The medium or the fault of each reference, in order.
 
         Args:
-            should_stop: asked several times a second; a true answer ends the wait.
+            should_stop: called several times a second; True ends the wait.
 
         Raises:
-            InterruptedError: ``should_stop`` said so. The decoding goes on and can be asked for again.
+            InterruptedError: ``should_stop`` returned True. Decoding continues, and ``result`` may be called again.
             RuntimeError: a bug of the program surfaced in a worker.
         """
         pending = {item for item in self._futures if isinstance(item, Future)}
@@ -47,14 +47,13 @@ class Ticket:
             if should_stop():
                 raise InterruptedError(f"stopped while waiting for {len(pending)} media file(s) to be decoded")
             pending = wait(pending, timeout=POLL_SECONDS).not_done
-        return [item if isinstance(item, SampleError) else self._unpack(item) for item in self._futures]
-
-    @staticmethod
-    def _unpack(future: Future[DecodedMedia]) -> DecodedMedia | SampleError:
-        try:
-            return future.result()
-        except SampleError as error:
-            return error
+        found: list[DecodedMedia | SampleError] = []
+        for item in self._futures:
+            try:
+                found.append(item if isinstance(item, SampleError) else item.result())
+            except SampleError as error:
+                found.append(error)
+        return found
 
 
 def import_decoding() -> None:
@@ -66,7 +65,7 @@ def import_decoding() -> None:
 def decoding_pool(settings: MediaSettings, kept: CacheSettings | None = None) -> WorkerPool | None:
     """The worker processes that the settings ask for, which start with the first file; None for ``workers=0``.
 
-    ``kept``: the cache that their loaders use, if any: what it needs is then imported before they are forked.
+    ``kept``: the cache that their loaders use, if any: its modules are then imported before workers are forked.
     """
     if not settings.workers:
         return None
@@ -125,7 +124,8 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
 
     def submit(self, refs: Sequence[MediaRef]) -> Ticket:
         """Start decoding in the background (with ``workers=0``: decode now)."""
-        return Ticket([self._submit_one(ref) for ref in refs])
+        module, function = "vlm_pg.media.frame_cache", "load_file"
+        return Ticket([self._submitted(ref, module, function, self._kept, BEGAN) for ref in refs])
 
     def load(self, refs: Sequence[MediaRef]) -> list[DecodedMedia | SampleError]:
         """Decode and wait."""
@@ -146,9 +146,6 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
     def workers(self) -> int:
         """How many files are decoded at a time."""
         return max(1, self._settings.workers)
-
-    def _submit_one(self, ref: MediaRef) -> Future[DecodedMedia] | SampleError:
-        return self._submitted(ref, "vlm_pg.media.frame_cache", "load_file", self._kept, BEGAN)
 
     def _submitted(self, ref: MediaRef, module: str, function: str, *last: Any) -> Future[Any] | SampleError:
         """A function called with the file that a reference names, how it is to be read, and ``last``."""
@@ -175,7 +172,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         return future
 
     def close(self) -> None:
-        """End the workers, if they are this one's own; what is still being decoded fails."""
+        """End the workers, if this loader owns them; pending files fail."""
         if self._owns_pool and self._pool is not None:
             self._pool.close()
 

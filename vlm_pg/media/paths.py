@@ -61,7 +61,7 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
     Raises:
         SampleError: ``remote_media``, ``outside_root``, ``missing_media`` or ``unsupported_media``.
 
-    A video with ``folder_fps`` must be a folder; what lies in it is judged where it is read.
+    A video with ``folder_fps`` must be a folder; its files are judged where they are read.
     """
     text = ref.path.removeprefix("file://")
     scheme = _SCHEME.match(text)
@@ -102,7 +102,7 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
 def _prepared_from(root: Path) -> str:
     """Where the media were when a set was prepared, if its own folder was taken for theirs.
 
-    It is told, not taken: a data set from elsewhere must not choose which folders are read.
+    For the message only: a data set from elsewhere must not choose which folders are read.
     """
     written = (read_manifest(root) or {"arguments": {}})["arguments"].get("media_root")
     if not isinstance(written, str) or Path(written) == root.resolve():
@@ -150,7 +150,7 @@ def _inside(ref: Named, text: str, root: Path) -> Path:
 
 
 def _safely(ref: Named, ask):  # type: ignore[no-untyped-def]
-    """Ask the file system; what it cannot even look up (too long, a NUL, a loop of links) is a missing file."""
+    """Query the file system; a path it cannot look up (too long, a NUL, a loop of links) is a missing file."""
     try:
         return ask()
     except (OSError, ValueError, RuntimeError) as error:
@@ -164,26 +164,19 @@ def _safely(ref: Named, ask):  # type: ignore[no-untyped-def]
 
 
 def _check_extension(ref: Named, suffix: str) -> None:
-    known = EXTENSIONS[ref.kind]
+    known, is_medium = EXTENSIONS[ref.kind], _role(ref) == "media"
     if suffix.lower() not in known:
+        files, mend = (f"A {ref.kind}", "data_type") if is_medium else (ref.kind.capitalize(), "the path")
         raise SampleError(
             "unsupported_media",
-            f"{_role(ref)} path '{_shown(ref.path)}' ends in '{suffix}'. {_noun(ref)} may end in {', '.join(known)}. "
-            f"Convert the file, or correct {'data_type' if _is_medium(ref) else 'the path'} in the record.",
+            f"{_role(ref)} path '{_shown(ref.path)}' ends in '{suffix}'. {files} may end in {', '.join(known)}. "
+            f"Convert the file, or correct {mend} in the record.",
         )
 
 
-def _is_medium(ref: Named) -> bool:
-    return ref.kind in get_args(MediaKind)
-
-
 def _role(ref: Named) -> str:
-    """What a path is called."""
-    return "media" if _is_medium(ref) else ref.kind
-
-
-def _noun(ref: Named) -> str:
-    return f"A {ref.kind}" if _is_medium(ref) else ref.kind.capitalize()
+    """The kind of a path in messages."""
+    return "media" if ref.kind in get_args(MediaKind) else ref.kind
 
 
 def _shown(text: str) -> str:

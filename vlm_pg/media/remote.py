@@ -40,7 +40,7 @@ def download(url: str, settings: MediaSettings) -> Iterator[IO[bytes]]:
             _fetch(checked_url(url), file, settings)
         except (SampleError, MemoryError):
             raise
-        except Exception as error:  # whatever a server answers is no fault of the program
+        except Exception as error:  # no answer of a server is a fault of the program
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             raise SampleError(
@@ -191,7 +191,7 @@ def _is_private_name(host: str) -> bool:
 
 
 class _Response(http.client.HTTPResponse):
-    """Refuses chunks of negative size: of -1 Python would read all that the server ever sends, whatever was asked."""
+    """Refuses chunks of negative size: at -1 Python would read without limit, however few bytes were requested."""
 
     def _read_next_chunk_size(self) -> int:
         size: int = super()._read_next_chunk_size()  # type: ignore[misc]
@@ -239,7 +239,7 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 class _Redirects(urllib.request.BaseHandler):
-    """Follows redirects to URLs that could have been asked for in the first place, and reads nothing else of them."""
+    """Follows redirects to URLs that ``checked_url`` accepts, without reading their bodies."""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         target = headers.get("Location")

@@ -226,7 +226,7 @@ def check_length(name: str, seconds: float, settings: MediaSettings) -> None:
 
 
 def too_large(name: str, cause: str, settings: MediaSettings) -> SampleError:
-    """``video_too_large``, and what to do."""
+    """``video_too_large``."""
     return SampleError(
         "video_too_large",
         f"video '{name}' is too large: {cause}. At most {settings.max_video_frame_pixels} pixels are allowed. Scale "

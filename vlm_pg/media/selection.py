@@ -18,7 +18,7 @@ from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.worker import ask
 from vlm_pg.types import MediaRef
 
-# No container rounds timestamps to more than 1/500 s: what counts in longer ticks (a tick a frame) counts exactly.
+# No container rounds timestamps to more than 1/500 s: those with longer ticks (a tick a frame) are exact.
 MOST_ROUNDING_SECONDS = 0.001
 _FLOAT_SECONDS = 1e-6
 

@@ -172,7 +172,7 @@ def read_srt(lines: Sequence[str]) -> list[Written]:
 
 
 def _meant_as_times(line: str, expected: bool) -> bool:
-    """Whether somebody typed times, or a text recogniser saw some: "0:05 -> 0:06", "00:00:0l,000 --> 00:00:02,000".
+    """Whether a line is mistyped or misread times: "0:05 -> 0:06", "00:00:0l,000 --> 00:00:02,000".
 
     A text may name times as well, "10:30 we leave". Two of them are a subtitle's; so is one where times are expected.
     """

@@ -21,7 +21,7 @@ from vlm_pg.media.images import on_white
 
 # matrices are of rounded numbers; players take what is as near as this for a quarter turn
 _NEAR = math.tan(math.radians(1))
-# Where a file is looked at for what is opaque in it, if the frames that are asked for say nothing, and how long there.
+# Places at which a file is searched for opaque pixels if the requested frames have none, and frames at each.
 _PLACES, _FRAMES = 32, 16
 
 
@@ -98,7 +98,7 @@ class Opacity:
         return self._is_said
 
     def _is_said_somewhere(self) -> bool:
-        """A bounded look, however long the file is; what is damaged there was not asked for, and refuses nothing."""
+        """A bounded search, however long the file is; damage found there is ignored, as these frames are not shown."""
         import av
         from av.video.reformatter import VideoReformatter
 
@@ -163,7 +163,7 @@ def _rgba(frame: Any, scaler: Any, **size: int) -> np.ndarray:
 
 
 def first_frame(path: Path) -> Any:
-    """The first frame of a video, for what it says of itself. Raises DecodeFailure when none comes."""
+    """The first frame of a video, for its side data. Raises DecodeFailure when none comes."""
     with open_video(path) as (container, stream), reading("decode", ()):
         return next(container.decode(stream))
 

@@ -73,12 +73,12 @@ class PyAVDecoder:
 
 
 class DecordDecoder:
-    """decord: a wheel of 2021 that does not know AV1. Reads only where it is asked for by name.
+    """decord: a wheel of 2021 that does not know AV1. Used only where media.decoder names it.
 
-    It counts frames from the nearest flagged key frame and checks nothing, so what it is known to get wrong is refused:
-    containers other than MP4, QuickTime, Matroska and WebM; key frames stored out of order, or flagged and none (no
-    sync table, intra-refresh); times that do not name frames; rotation in Matroska; mirroring; transparency; another
-    number of frames. In damaged files it may return garbage or neighbouring frames without a word.
+    It counts frames from the nearest flagged key frame and checks nothing, so files that it is known to read wrongly
+    are refused: containers other than MP4, QuickTime, Matroska and WebM; key frames stored out of order, or flagged and
+    none (no sync table, intra-refresh); times that do not name frames; rotation in Matroska; mirroring; transparency;
+    another number of frames. In damaged files it may return garbage or neighbouring frames without a word.
     """
 
     name = "decord"
@@ -147,7 +147,7 @@ def check_installed(device: str = "cpu") -> None:
 class TorchCodecDecoder:
     """torchcodec in its exact mode: it reads all packets first and then knows frames by their times.
 
-    It believes flagged key frames and shows what a decoder has patched. So what it is known to get wrong is refused:
+    It believes flagged key frames and shows patched pictures. So files that it is known to read wrongly are refused:
     flagged key frames that are none, times that do not name frames, mirroring, transparency, another number of frames
     than our index has. Every frame that comes is compared with our index by its time. In damaged files it may return
     garbage without a word.

@@ -76,7 +76,7 @@ class PromptBuilder:
                 "template files to the model folder."
             )
         self._without_pixels = without_pixels(processor)
-        # Of the prompt that was built last, as long as somebody has it: its media, and itself.
+        # Weak references to the last prompt and its media.
         self._last_media: tuple[ref[DecodedMedia], ...] = ()
         self._last_prompt: Callable[[], Prompt | None] = lambda: None
         self._settings = settings
@@ -128,7 +128,7 @@ class PromptBuilder:
     def build_conversation(
         self, sample: Sample, messages: Sequence[Mapping[str, Any]], media: Sequence[DecodedMedia]
     ) -> Prompt:
-        """The prompt of a conversation that somebody else has worded.
+        """The prompt of a given conversation.
 
         Args:
             sample: whose id and media it has.
@@ -295,7 +295,7 @@ def question_words(settings: PromptSettings, sample: Sample) -> str:
 
 
 def settings_wording(settings: PromptSettings) -> Wording:
-    """The words that a builder without a wording asks in, as a wording; it takes no processor."""
+    """The wording of a builder without one; it takes no processor."""
 
     def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str | Turn]:
         subtitles = subtitle_lines(media) if settings.subtitles else ""

@@ -46,7 +46,7 @@ def prompt_from_processor(
     ids = input_ids[0].long()
     response_start = None
     if types[-1] != 0:
-        # The rule itself says where text goes on: it is asked with one token of text behind the prompt.
+        # The position of the first response token, from the rule itself: with one token of text behind the prompt.
         following = (torch.nn.functional.pad(row, (0, 1)) for row in (ids, types))
         response_start = int(position_fn(*following, grid_thw, kinds, seconds)[0, -1])
     return Prompt(

@@ -17,7 +17,7 @@ Tamper = Callable[[DecodedMedia, str], DecodedMedia]
 
 
 class PromptSource:
-    """Prompts of samples. Media of samples that are asked for at the same time are decoded once for all of them.
+    """Prompts of samples. Media that several pending samples share are decoded once.
 
     Args:
         loaders: decode media, ahead of time where ``prefetch`` asks for it; by ``Sample.dataset``.
@@ -44,13 +44,13 @@ class PromptSource:
         self._used_bytes = 0
 
     def prefetch(self, samples: Sequence[Sample]) -> None:
-        """Start decoding what ``load`` will ask for soon."""
+        """Start decoding media of samples that ``load`` will need soon."""
         for sample in samples:
             if sample.sample_id not in self._cache and sample.sample_id not in self._tickets:
                 self._tickets[sample.sample_id] = self._submit(sample)
 
     def expect(self, samples: Sequence[Sample]) -> None:
-        """Start decoding what ``load`` will ask for soon, and let go of what was started for others."""
+        """As ``prefetch``, and cancel stale prefetch requests of other samples."""
         wanted = {sample.sample_id for sample in samples}
         self._tickets = {name: ticket for name, ticket in self._tickets.items() if name in wanted}
         self.prefetch(samples)

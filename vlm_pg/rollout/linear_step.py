@@ -209,8 +209,8 @@ def gated_delta_step_(
 
         S' = decay S + k delta^T        delta = beta (v - decay S^T k)        out = S'^T q
 
-    Of what a decode step reads only the weights are larger than the states, so what counts is how often these pass
-    through memory. Since S'^T q = decay S^T q + (q . k) delta, one matrix product reads S for key and query together.
+    In a decode step only the weights are larger than the states, so the cost is how often these pass through memory.
+    Since S'^T q = decay S^T q + (q . k) delta, one matrix product reads S for key and query together.
 
     Args:
         state: fp32 [n, Hv, dk, dv], contiguous; replaced in place.

@@ -205,7 +205,7 @@ def _kept(weight: torch.Tensor, place: int) -> torch.Tensor:
 
 
 def _put_back(weight: torch.Tensor, kept: torch.Tensor) -> None:
-    # Of what was saved for a backward, nothing has changed then.
+    # By ``data``, so that tensors saved for a backward count as unchanged.
     weight.data.copy_(kept, non_blocking=True)
 
 

@@ -132,7 +132,7 @@ class Prefill:
             plan = layout.plan(read or [0])
             share = None
             if self.sequence.size > 1:
-                # Behind what is stored every row of the stream is read.
+                # Behind stored nodes every row of the stream is read.
                 asking = range(sum(layout.sizes)) if layout.stored else plan.rows or ()
                 share = StreamShare.of(sum(layout.sizes), asking, self.sequence)
             if share is None or not self._divided:
@@ -242,7 +242,7 @@ class _Layout:
         self.sizes = [piece.stop - piece.start for piece in self.pieces]
 
     def plan(self, read: Sequence[int]) -> AttentionPlan:
-        """All rows that run ask behind what is stored; from roots, in the last layer, the last rows of ``read``."""
+        """All running rows attend behind stored nodes; from roots, in the last layer, the last rows of ``read``."""
         if self.stored:
             return reading_plan(self.tree, ["all" if runs else "none" for runs in self.runs])
         return reading_plan(self.tree, ["last" if place in read else "none" for place in range(len(self.pieces))])
@@ -367,7 +367,7 @@ class _Keeping:
 
 
 class _KeepingContext:
-    """Hooks of a context that hand what its layers compute to ``_Keeping``."""
+    """Hooks of a context that pass keys, values and states of its layers to ``_Keeping``."""
 
     _keeping: _Keeping
     share: StreamShare | None

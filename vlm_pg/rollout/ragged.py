@@ -57,7 +57,7 @@ def most_kept(device: torch.device) -> int:
 class OwnRows:
     """Keys and values of the tokens that rollouts have generated themselves: [R, C, K, H] per layer.
 
-    ``lengths``: int32 [R], tokens of each row, the newest included. An idle row has one, which nobody reads.
+    ``lengths``: int32 [R], tokens of each row, the newest included. An idle row has one, which is never read.
     Other numbers of rows and capacities are other views of the same memory, until that is too small.
 
     Args:
@@ -79,7 +79,7 @@ class OwnRows:
         return sum(x.nbytes for x in (*self._keys.values(), *self._values.values()))
 
     def clear(self) -> None:
-        """Nothing that was stored can reach a later rollout: what lies behind its length has no weight, unless NaN."""
+        """Zero all rows: keys beyond a row's length have no weight in attention, unless they are NaN."""
         for flat in (*self._keys.values(), *self._values.values()):
             flat.zero_()
 
@@ -143,8 +143,8 @@ class OwnRows:
 class OwnStates:
     """``RowStates`` of all layers. Fewer rows are a view of the same memory; more move to another address.
 
-    An idle row goes on from whatever it had last: nobody reads it, rows do not mix, and the rule keeps it finite (keys
-    have length 1, decay and learning rate lie between 0 and 1, so what was stored never grows).
+    An idle row steps on from its last state: it is never read, rows do not mix, and the rule keeps it finite (keys have
+    length 1, decay and learning rate lie between 0 and 1, so a state never grows).
     """
 
     def __init__(self, device: torch.device) -> None:

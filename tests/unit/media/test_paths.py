@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,3 +118,12 @@ def test_downloads_that_fail(server: str, monkeypatch, name: str, reason: str, m
     with pytest.raises(SampleError, match=message) as got, download(f"{server}/{name}", settings):
         pytest.fail("downloaded")
     assert got.value.reason == reason
+
+
+@pytest.mark.parametrize("told", ["/disk/Video-MME", None, 3])
+def test_the_folder_of_the_preparation_is_named(told: object, tmp_path: Path) -> None:
+    manifest = {"fingerprint": "f", "arguments": {"media_root": told}, "files": {}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(SampleError) as caught:
+        resolve(MediaRef("video", "data/a.mp4"), tmp_path, False)
+    assert ("data.media_root.NAME=/disk/Video-MME" in str(caught.value)) == (told == "/disk/Video-MME")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tests.support.fakes import CPU, CUDA, FaultOnDevice, Strict, as_fake, fake_policy, faked, features_of, groups_of
+from tests.support.fakes import CPU, CUDA, Strict, as_fake, fake_policy, faked, features_of, groups_of
 from tests.support.tiny import FAMILY_NAMES
 from vlm_pg.models.forward import Rows
 from vlm_pg.models.policy import Policy
@@ -171,43 +171,6 @@ def test_a_step_can_be_captured(family: str, fused: bool, monkeypatch: pytest.Mo
         step._forward()
         assert step._hidden is not None
         assert step._hidden.shape[0] == ROWS and (step._hidden.dtype, step._hidden.device) == (torch.bfloat16, CUDA)
-
-
-def copies_to_the_host(x: torch.Tensor) -> object:
-    return x.cpu()
-
-
-def copies_from_the_host(x: torch.Tensor) -> object:
-    return x + torch.ones(x.shape, dtype=x.dtype).to(x.device, non_blocking=True)
-
-
-def asks_for_a_value(x: torch.Tensor) -> object:
-    return x.sum().item()
-
-
-def chooses_rows(x: torch.Tensor) -> object:
-    return x[x.sum(-1) > 0]
-
-
-@pytest.mark.parametrize(
-    "fault", [copies_to_the_host, copies_from_the_host, asks_for_a_value, chooses_rows], ids=lambda f: f.__name__
-)
-@torch.no_grad()
-def test_what_cannot_be_captured_is_noticed(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with faked() as strict:
-        policy = fake_policy("qwen2_5_vl", CUDA)
-        step = step_of(policy, strict, monkeypatch)
-        step._forward()
-        strict.captured = True
-        attend = RaggedContext.attend
-
-        def spoiled(self: RaggedContext, layer_index: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
-            fault(q)
-            return attend(self, layer_index, q, *rest)
-
-        monkeypatch.setattr(RaggedContext, "attend", spoiled)
-        with pytest.raises((FaultOnDevice, RuntimeError), match=r"host|data|dynamic|aten\."):
-            step._forward()
 
 
 @pytest.mark.parametrize("on_host", [True, False], ids=["lengths on the host", "lengths on the device"])

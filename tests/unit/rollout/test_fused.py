@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.support.compiled_kernels import compiled
+from tests.support.fake_cuda import Elsewhere
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.attention.kernels.oracle import OracleKernel
 from vlm_pg.models.layer_globals import layer_global
@@ -102,7 +104,7 @@ OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128,
 
 @pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.matrix) for c in (80, 89, 100, 120))])
 @pytest.mark.parametrize(
-    "kernel, constants, written, compiled",
+    "kernel, constants, written, rounded",
     [
         ("norms.normed_rows", WIDTHS | ALONE, 2, 32),
         ("norms.normed_rows", WIDTHS | {"ADDS": True}, 3, 32),
@@ -134,57 +136,22 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     kernel: str,
     constants: dict[str, Any],
     written: int,
-    compiled: int,
+    rounded: int,
     capability: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rounded to nearest, no product fused with a sum, nothing spilled to memory; which roundings are left out.
 
-    ``written``: roundings in the kernel's code; ``compiled``: of a thread's numbers in machine code.
+    ``written``: roundings in the kernel's code; ``rounded``: of a thread's numbers in machine code.
     """
-    import importlib
-
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    file, name = kernel.split(".")
-    folder = "models" if file == "fused_logits" else "rollout.fused"
-    function = getattr(importlib.import_module(f"vlm_pg.{folder}.{file}"), name)
-    wide = {"own_lse", "parts_lse", "out_lse"}
-    numbers = {"x", "residual", "weight", "total", "out", "gate", "up", "own", "parts"}
-    numbers |= {"q", "k", "v", "q_weight", "k_weight", "cos", "sin", "q_out", "keys", "values", "queries"}
-    types = dict.fromkeys(wide, "*fp32") | dict.fromkeys(numbers, "*bf16") | dict.fromkeys(("epsilon", "scale"), "fp32")
-    types |= dict.fromkeys(("places", "starts", "lengths"), "*i32") | {"newest": "*i64"}
-    types |= {"logits": "*bf16", "tokens": "*i64", "logprobs": "*fp32", "entropies": "*fp32", "temperature": "fp32"}
-    types |= {"of_tokens": "*bf16"} | dict.fromkeys(("negated", "negated_entropies", "of_entropies"), "*fp32")
-    signature = {name: types.get(name, "i32") for name in function.arg_names}
-    signature |= dict.fromkeys(constants, "constexpr")
-    if file == "drawing":
-        drawn_from = {"scores": "*fp32", "sums": "*fp32", "tops": "*fp32", "uniform": "*fp64", "tokens": "*i64"}
-        signature |= {name: kind for name, kind in drawn_from.items() if name in signature}
-    if name == "attended_part":
-        signature["out"] = "*fp32"
-    source = ASTSource(fn=function, signature=signature, constexprs=constants)
-    target, options = GPUTarget("cuda", capability, 32), {"enable_fp_fusion": False}
-    found = triton.compile(source, target=target, options=options).asm
+    folder = "models" if kernel.startswith("fused_logits") else "rollout.fused"
+    found = compiled(f"{folder}.{kernel}", constants, capability, tmp_path, monkeypatch).asm
     code = found["ptx"]
     assert not re.search(r"cvt\.r[zmp]\w*\.bf16", code)
     assert "fma.rn.f32" not in code and ".local" not in code
     assert found["ttir"].count("arith.truncf") == written
-    assert len(re.findall(r"cvt\.rn\.bf16", code)) == compiled
-
-
-class Elsewhere:
-    """A policy that says it is on another device."""
-
-    def __init__(self, policy: Any, device: str):
-        self._policy, self.device = policy, torch.device(device)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
+    assert len(re.findall(r"cvt\.rn\.bf16", code)) == rounded
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,6 @@ Triton compiles for GPUs that are not here, and its ptxas says what the machine 
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 from pathlib import Path
@@ -13,26 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.compiled_kernels import compiled
+
 pytest.importorskip("triton")
 
 # KiB of shared memory that one block may have (CUDA C++ Programming Guide, technical specifications).
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-
-POINTERS = {
-    "*fp32": (
-        *("own_lse", "parts_lse", "out_lse", "logprobs", "entropies", "state", "log_decay", "scores", "sums", "tops"),
-        *("negated", "negated_entropies", "of_entropies"),
-    ),
-    "*bf16": (
-        *("x", "residual", "weight", "total", "out", "gate", "up", "q", "k", "v", "q_weight", "k_weight", "cos", "sin"),
-        *("q_out", "keys", "values", "queries", "own", "parts", "logits", "of_tokens", "query", "key", "value", "beta"),
-    ),
-    "*i32": ("places", "starts", "lengths"),
-    "*i64": ("tokens", "newest"),
-    "*fp64": ("uniform",),
-    "fp32": ("epsilon", "temperature", "scale"),
-}
-TYPES = {name: kind for kind, names in POINTERS.items() for name in names}
 
 
 def launches() -> list[tuple[str, dict[str, Any], int]]:
@@ -78,27 +63,17 @@ OTHERS = [pytest.param(capability, marks=pytest.mark.matrix) for capability in S
 
 @pytest.mark.parametrize("capability", [86, *OTHERS])
 def test_every_kernel_fits(capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia import compiler
-    from triton.compiler import ASTSource
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     ptxas, machine = compiler.get_ptxas(capability).path, compiler.sm_arch_from_capability(capability)
     for kernel, constants, warps in launches():
         place, _, wide = kernel.partition(" ")
-        file, name = place.rsplit(".", 1)
-        function = getattr(importlib.import_module(f"vlm_pg.{file}"), name)
-        signature = {arg: TYPES.get(arg, "i32") for arg in function.arg_names} | dict.fromkeys(constants, "constexpr")
-        if name in ("one_token", "attended_part"):
-            signature["out"] = "*fp32"
-        if wide:
-            signature |= {arg: "*fp32" for arg, kind in signature.items() if kind == "*bf16"}
-        source = ASTSource(fn=function, signature=signature, constexprs=constants)
-        options = {"enable_fp_fusion": False, "num_warps": warps, "num_stages": 2 if name == "attended_part" else 3}
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-        assert compiled.metadata.shared <= SHARED_KIB[capability] * 1024, (kernel, constants)
-        (tmp_path / "kernel.ptx").write_text(compiled.asm["ptx"])
+        stages = 2 if place.endswith("attended_part") else 3
+        found = compiled(
+            place, constants, capability, tmp_path, monkeypatch, bool(wide), num_warps=warps, num_stages=stages
+        )
+        assert found.metadata.shared <= SHARED_KIB[capability] * 1024, (kernel, constants)
+        (tmp_path / "kernel.ptx").write_text(found.asm["ptx"])
         command = [ptxas, "-v", f"--gpu-name={machine}", str(tmp_path / "kernel.ptx"), "-o", str(tmp_path / "kernel")]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         spilled = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)

@@ -13,6 +13,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.prefill import Piece, Prefill, cut_into_passes
 from vlm_pg.rollout.waiting import WaitingPrompts
+from vlm_pg.types import Prompt
 
 VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
 
@@ -24,9 +25,9 @@ def cases(policy: Policy) -> list[Case]:
 
 
 def prefilled(
-    policy: Policy, found: list[Case], budget: int, layers: AbstractContextManager[None] | None = None
+    policy: Policy, prompts: list[Prompt], budget: int = 10_000, layers: AbstractContextManager[None] | None = None
 ) -> tuple[WaitingPrompts, PrefixStore, list[torch.Tensor]]:
-    prompts = [case.prompt for case in found]
+    """The stored prompts, and the hidden state at the end of each."""
     waiting, store = WaitingPrompts(prompts), PrefixStore()
     lengths = {node: item.num_tokens for node, item in enumerate(waiting.nodes)}
     store.rearrange((), lengths)
@@ -51,7 +52,7 @@ def test_any_cut_gives_transformers_hidden_states(family: str, budget: int) -> N
     policy = tiny_policy(family=family)
     found = cases(policy)
     oracle = plain_model(policy)
-    waiting, store, hidden = prefilled(policy, found, budget)
+    waiting, store, hidden = prefilled(policy, [case.prompt for case in found], budget)
     assert store.num_tokens < sum(case.prompt.num_tokens for case in found), "the video should be stored once"
     for case, own in zip(found, hidden, strict=True):
         inputs = {k: v for k, v in case.inputs.items() if k != "video_metadata"}
@@ -59,7 +60,7 @@ def test_any_cut_gives_transformers_hidden_states(family: str, budget: int) -> N
             inputs["position_ids"] = positions_4P(case.prompt)
         expected = oracle(**inputs, output_hidden_states=True).hidden_states[-1][0, -1]
         assert (own - expected).abs().max() < 2e-5
-    whole = prefilled(policy, found, 10_000)[1]
+    whole = prefilled(policy, [case.prompt for case in found])[1]
     for layer in whole.keys:
         assert (store.keys[layer] - whole.keys[layer]).abs().max() < 5e-5
         assert (store.values[layer] - whole.values[layer]).abs().max() < 5e-5

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from tests.numerics.test_rollout import assert_same, count_calls, engine, questions, ragged_stops
+from tests.support.fake_cuda import Elsewhere
 from tests.support.groups import make_case, tiny_policy
 from tests.support.recorded import RecordedMemory
 from tests.support.table_kernel import TableKernel
 from tests.support.tiny import FAMILY_NAMES
+from tests.unit.rollout.test_prefill import prefilled
 from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.models.liger import Liger
 from vlm_pg.models.policy import Policy
@@ -24,11 +26,9 @@ from vlm_pg.rollout.graphs import LEAST_REPLAYS, GraphUse, decoding_line, expert
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.rollout.linear_step import DeltaRule, gated_delta_step_
 from vlm_pg.rollout.memory import TokenCosts
-from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.ragged import OwnRows, RaggedDecoder, room_for, row_bucket
 from vlm_pg.rollout.sampling import Choice
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.rollout.waiting import WaitingPrompts
 
 VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
 BLOCK = 8
@@ -63,9 +63,7 @@ def test_room_grows_fourfold_up_to_the_longest_response(tokens: int, longest: in
 def scripted(policy: Policy, decoder_type: type) -> list[torch.Tensor]:
     """Hidden states of every step; tokens depend on cohort, first row and step, not on the decoder."""
     prompts = [make_case(policy, seed=i, **kind).prompt for i, kind in enumerate((VIDEO, {"kind": "text"}, VIDEO))]
-    waiting, store = WaitingPrompts(prompts), PrefixStore()
-    store.rearrange((), {node: item.num_tokens for node, item in enumerate(waiting.nodes)})
-    Prefill(policy, store, waiting.nodes, prompts, 10_000, lambda: None).run(range(len(waiting.nodes)), [])
+    waiting, store, _ = prefilled(policy, prompts)
     assert max(map(len, waiting.paths)) == 2
     decoder: Decoder = decoder_type(policy, store, SETTINGS)
     cohorts: list[Cohort] = []
@@ -264,16 +262,6 @@ def test_own_rows_take_what_is_booked_for_them(
     assert decoder.rows_for(3) == 4 and decoder._own.capacity == 192
     assert sampler.stats.peak_bytes == decoder.nbytes + costs.per_state
     assert decoder.store.nbytes == prompt.num_tokens * costs.per_token
-
-
-class Elsewhere:
-    """A policy that says it is on another device."""
-
-    def __init__(self, policy: Policy, device: str):
-        self._policy, self.device = policy, torch.device(device)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
 
 
 def test_why_steps_are_not_recorded() -> None:

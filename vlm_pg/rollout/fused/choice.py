@@ -1,8 +1,8 @@
-"""Whether a decode step runs on fused kernels: on a GPU, where they give what they stand in for."""
+"""Which fused kernels a decode step and a prefill run on: on a GPU, those no less accurate than what they replace."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn import functional as F
 
-from vlm_pg.models.kernel_trials import Trial, faults, kinds, product_of
-from vlm_pg.models.layer_globals import layer_function
-from vlm_pg.models.liger import liger_of, without_liger
+from vlm_pg.models.kernel_trials import Trial, faults
+from vlm_pg.models.liger import liger_of
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_sharded
-from vlm_pg.rollout.sampling import draw, policy_statistics
 from vlm_pg.rollout.settings import RolloutSettings
 
 if TYPE_CHECKING:
@@ -31,7 +28,7 @@ _REFUSED: WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, torch.dtyp
 NORMS, SUMS, GATES, ROTATION = "norms", "residual sums", "gates", "rotary positions"
 MERGING, OWN, DRAWING, STATISTICS = "merging", "own tokens", "drawing", "log-probabilities"
 KERNELS = (NORMS, SUMS, GATES, ROTATION, MERGING, OWN, DRAWING, STATISTICS)
-# With the parts of ``Liger`` that they stand in for, too.
+# With the parts of ``Liger`` that they replace, too.
 _OF_LAYERS: dict[str, set[str]] = {
     NORMS: {"rms_norm", "rms_norm_around_one"},
     SUMS: set(),
@@ -42,7 +39,7 @@ _OF_LAYERS: dict[str, set[str]] = {
 
 @dataclass(frozen=True)
 class FusedStep:
-    """How small operations of a step run.
+    """The implementation of a step's small operations.
 
     Attributes:
         name: "triton", with what torch does instead and why; or "torch" and why.
@@ -50,7 +47,7 @@ class FusedStep:
         attends: attention over rows' own tokens is one kernel, whose parts are merged with the others.
         draws: tokens are drawn by two kernels.
         statistics: log-probabilities and entropies are found by one kernel.
-        layers: what the language model's layers run in.
+        layers: context that the language model's layers run in.
     """
 
     name: str
@@ -62,12 +59,12 @@ class FusedStep:
 
     @property
     def deferred(self) -> DeferredRotation | None:
-        """The same, for a context that applies rotary positions itself; None where no kernel does."""
+        """``layers`` for a context that applies rotary positions itself; None where no kernel does."""
         return getattr(self.layers, "deferred", None)
 
 
 def fused_step(policy: Policy, settings: RolloutSettings) -> FusedStep:
-    """For the language model of a policy, where it is now."""
+    """For the language model of a policy, on its device."""
     because = _off_because(policy, settings)
     return FusedStep(f"torch ({because})") if because else fused_unchecked(policy, _refused(policy))
 
@@ -90,15 +87,15 @@ def fused_unchecked(policy: Policy, refused: Mapping[str, str] = MappingProxyTyp
 
 
 def prefill_layers(policy: Policy, settings: RolloutSettings) -> AbstractContextManager[None]:
-    """What the language model's layers run in while prompts are prefilled: norms and gates as one kernel each, where
-    decode steps have these too (``fused_step``); else the modules as they are."""
+    """Context of the language model's layers during prefill: norms and gates as one kernel each, where decode steps
+    have these too (``fused_step``); else the plain modules."""
     if _off_because(policy, settings):
         return nullcontext()
     return prefill_unchecked(policy, _refused(policy))
 
 
 def prefill_unchecked(policy: Policy, refused: Collection[str] = ()) -> AbstractContextManager[None]:
-    """As ``prefill_layers``, whatever the device; what a context has a part in (rotary positions) stays torch's."""
+    """As ``prefill_layers``, whatever the device; rotary positions, which a context applies, stay torch's."""
     from vlm_pg.rollout.fused.layers import FusedLayers
 
     return FusedLayers(policy.language_model, [name for name in (NORMS, GATES) if name not in refused])
@@ -109,7 +106,7 @@ def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
         return "rollout.fused_kernels is false"
     if policy.device.type != "cuda":
         return f"the model is on {policy.device.type}"
-    # Their weights are there while a module is called, and cannot be compared with anything before.
+    # Their weights exist during a module's call only, so nothing can be compared beforehand.
     if policy.turns is not None or is_sharded(policy.language_model):
         return "weights are scattered over ranks"
     return None
@@ -125,7 +122,7 @@ def _refused(policy: Policy) -> dict[str, str]:
 
 @torch.no_grad()
 def judged(language_model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """The kernels that are further from the truth than what they stand in for, and by how much; {} where none is.
+    """The kernels that are further from float64 than what they replace, and by how much; {} where none is.
 
     Each is judged alone, on random numbers for every kind and size of module.
     """
@@ -134,7 +131,7 @@ def judged(language_model: torch.nn.Module, device: torch.device, dtype: torch.d
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
-    refused = faults({kernel: partial(_TRIALS[kernel], language_model, random) for kernel in KERNELS})
+    refused = faults({kernel: partial(_trials, kernel, language_model, random) for kernel in KERNELS})
     # Norms take what sums leave for them; own tokens come in parts.
     for kernel, needed in ((SUMS, NORMS), (OWN, MERGING)):
         if needed in refused:
@@ -142,203 +139,7 @@ def judged(language_model: torch.nn.Module, device: torch.device, dtype: torch.d
     return refused
 
 
-def _norms(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    from vlm_pg.rollout.fused import layers
+def _trials(kernel: str, language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
+    from vlm_pg.rollout.fused.trials import TRIALS  # needs Triton
 
-    for module in kinds(language_model, layers.is_norm):
-        x, usual = random(1, 64, module.weight.shape[0]), without_liger(module)
-        truth = torch.func.functional_call(usual, {"weight": module.weight.double()}, (x.double(),))
-        got = layers.norm_of(module, layers.ResidualSums())(x)
-        yield Trial(type(module).__name__, got, usual(x), truth)
-
-
-def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    from vlm_pg.rollout.fused import layers
-    from vlm_pg.rollout.fused import norms as fused
-
-    for module in kinds(language_model, layers.is_gated):
-        gate, up = random(1, 64, 512).chunk(2, -1)  # as a packed product has them
-        truth = product_of(module, gate.double(), up.double())
-        yield Trial(type(module).__name__, fused.silu_mul(gate, up), product_of(module, gate, up), truth)
-
-
-def _sums(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    """The code of a layer whose attention gives random numbers, and whose feed-forward layer what it is given."""
-    from vlm_pg.rollout.fused import layers
-
-    for layer in kinds(language_model, layers.has_sums):
-        norm = layer.post_attention_layernorm
-        plain = without_liger(norm)
-        x, attended = (random(1, 64, norm.weight.shape[0]) for _ in range(2))
-
-        def over(x: torch.Tensor, attended: torch.Tensor, norm: Any, layer: Any = layer) -> Any:
-            return layers.Seen(
-                layer,
-                input_layernorm=lambda _: x,
-                self_attn=lambda **_: (attended, None),
-                linear_attn=lambda **_: attended,
-                post_attention_layernorm=norm,
-                mlp=lambda x: x,
-            )
-
-        def wide(x: torch.Tensor, plain: Any = plain) -> Any:
-            return torch.func.functional_call(plain, {"weight": plain.weight.double()}, (x,))
-
-        code, seen = layer_function(layer), over(x, attended, norm)
-        usual = code(over(x, attended, plain), x, position_embeddings=None)
-        truth = code(over(x, attended.double(), wide), x.double(), position_embeddings=None)
-        model = layers.Seen(language_model, layers=[seen], norm=norm, modules=lambda norm=norm: [norm])
-        with layers.FusedLayers(model, (NORMS, SUMS)):
-            total = seen.forward(x, position_embeddings=None)
-            normed = norm(total)
-        yield Trial(f"the sum of {type(layer).__name__}", total, usual, truth)
-        yield Trial("its norm", normed, plain(usual), wide(truth))
-
-
-class _Attends:
-    """A context that gives out what its layer would attend with: queries, keys, values, queries of two pieces; by the
-    kernel where the layer has left something to it."""
-
-    def __init__(self, deferred: DeferredRotation | None = None):
-        self._deferred = deferred
-        self.found: tuple[torch.Tensor, ...] = ()
-
-    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        rows, turn = len(q), self._deferred and self._deferred.take()
-        of_pieces = torch.cat([q[:-1], q])
-        if turn:
-            from vlm_pg.rollout.fused.rotation import rotate_append
-
-            keys, values, repeats = torch.empty_like(k), torch.empty_like(v), q.shape[1] // k.shape[1]
-            # Of two pieces, of which the last row asks the second only.
-            starts = repeats * torch.arange(2 * rows, dtype=torch.int32, device=q.device).view(2, rows)
-            starts[0, -1] = -1
-            queries = q.new_zeros(2 * rows * repeats, *k.shape[1:])
-            newest = torch.arange(rows, device=q.device)
-            q = rotate_append(q, k, v, *turn, keys, values, newest, queries, starts)
-            of_pieces = queries.view(2 * rows, repeats, *k.shape[1:]).transpose(1, 2).flatten(1, 2)
-            k, v, of_pieces = keys, values, torch.cat([of_pieces[: rows - 1], of_pieces[rows:]])
-        self.found = (q, k, v, of_pieces)
-        return q
-
-
-def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    """The code of an attention layer whose projections give random numbers, up to where it attends."""
-    from vlm_pg.rollout.fused import layers
-
-    projections = ("q_proj", "k_proj", "v_proj")
-    for attention in kinds(language_model, layers.rotates):
-        rope = getattr(attention.config, "rope_parameters", None) or {}
-        turned = int(attention.head_dim * rope.get("partial_rotary_factor", 1.0))
-        q, k, v = (random(1, 9, getattr(attention, name).out_features) for name in projections)
-        # As they come: both halves alike.
-        cos, sin = (random(1, 9, turned // 2).repeat(1, 1, 2) for _ in range(2))
-
-        def run(
-            tensors: Sequence[torch.Tensor], seen: Any, forward: Any, context: _Attends
-        ) -> tuple[torch.Tensor, ...]:
-            seen.__dict__.update({name: lambda _, x=x: x for name, x in zip(projections, tensors, strict=False)})
-            named = {"position_embeddings": tuple(tensors[3:]), "attention_mask": None, "attention_context": context}
-            forward(hidden_states=tensors[0], **named)
-            return context.found
-
-        given = (q, k, v, cos, sin)
-        seen = layers.Seen(attention, o_proj=lambda x: x)
-        code = layer_function(without_liger(attention))
-        plain, wide = layers.Seen(attention, o_proj=lambda x: x), layers.Seen(attention, o_proj=lambda x: x)
-        for name in ("q_norm", "k_norm"):
-            if norm := getattr(attention, name, None):
-                norm = plain.__dict__[name] = without_liger(norm)
-                weight = {"weight": norm.weight.double()}
-                wide.__dict__[name] = lambda x, norm=norm, weight=weight: torch.func.functional_call(norm, weight, (x,))
-        usual = run(given, plain, partial(code, plain), _Attends())
-        truth = run([x.double() for x in given], wide, partial(code, wide), _Attends())
-        model = layers.Seen(language_model, layers=[], norm=None, modules=lambda seen=seen: [seen])
-        fused = layers.FusedLayers(model, (NORMS, ROTATION))
-        assert fused.deferred is not None
-        with fused.deferred:
-            got = run(given, seen, seen.forward, _Attends(fused.deferred))
-        names = ("queries", "keys", "values", "queries of pieces")
-        for name, *parts in zip(names, got, usual, truth, strict=True):
-            yield Trial(name, *parts)
-
-
-def _merges(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    """Three rows of two heads over their own tokens and five pieces, against all six weighted by a softmax."""
-    from vlm_pg.rollout.fused import attention as fused
-
-    rows, heads, pieces = 3, 2, 5
-    own, own_lse = random(rows, heads, 128), random(heads, rows).float()
-    parts, parts_lse = random(pieces * rows * heads, 1, 128), random(1, pieces * rows * heads).float()
-    places = torch.arange(0, pieces * rows * heads, heads, dtype=torch.int32, device=own.device).view(pieces, rows)
-    got, _lse = fused.merge_parts(own[None], own_lse[None], parts, parts_lse, places, own.dtype)
-    lse = torch.cat([own_lse.t()[None], parts_lse.view(pieces, rows, heads)])
-    every = torch.cat([own[None], parts.view(pieces, rows, heads, 128)])
-    usual = (F.softmax(lse, dim=0)[..., None] * every.float()).sum(0).to(own.dtype)
-    yield Trial("merging", got, usual, (F.softmax(lse.double(), dim=0)[..., None] * every.double()).sum(0))
-
-
-def _own(language_model: Any, random: Any) -> Iterator[Trial]:
-    """Rows of one token, of a part and one token, and of two parts, against probabilities rounded before they are
-    multiplied by the values, as by flash attention."""
-    from vlm_pg.rollout.fused import attention as fused
-
-    config = language_model.config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    counts, room, scale = (1, fused.PART_KEYS + 1, 2 * fused.PART_KEYS), 2 * fused.PART_KEYS, size**-0.5
-    q, k, v = random(3, heads, size), *(random(3, room, kv_heads, size) for _ in range(2))
-    lengths = torch.tensor(counts, dtype=torch.int32, device=q.device)
-    parts = fused.own_attention(q, k, v, lengths, scale)
-    nothing = lengths.new_empty(0, 3)
-    got, _lse = fused.merge_parts(*parts, q[:0, :kv_heads], parts[1][0, :kv_heads, :0], nothing, q.dtype)
-
-    def attended(wide: torch.dtype, shares_dtype: torch.dtype) -> torch.Tensor:
-        keys, values = (x.to(wide).repeat_interleave(heads // kv_heads, 2) for x in (k, v))
-        scores = torch.einsum("rnh,rcnh->rnc", q.to(wide), keys) * scale
-        behind = torch.arange(room, device=q.device) >= lengths[:, None, None]
-        scores = scores.masked_fill(behind, -torch.inf)
-        shares = (scores - scores.amax(-1, keepdim=True)).exp()
-        mixed = torch.einsum("rnc,rcnh->rnh", shares.to(shares_dtype).to(wide), values)
-        return mixed / shares.sum(-1, keepdim=True)
-
-    usual = attended(torch.promote_types(q.dtype, torch.float32), q.dtype).to(q.dtype)
-    yield Trial("attention to own tokens", got, usual, attended(torch.float64, torch.float64))
-
-
-def _drawing(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    """Their log-probabilities, of which no two are alike; half of all scores are ruled out."""
-    from vlm_pg.rollout.fused import drawing as fused
-
-    scores = 4 * random(16, 5000).float()
-    scores[:, ::2] = -torch.inf
-    uniform = torch.linspace(0.01, 0.99, 16, dtype=torch.float64, device=scores.device)
-    log_shares = scores.double().log_softmax(-1)
-    tokens = torch.searchsorted(log_shares.exp().cumsum(-1), uniform[:, None], right=True)
-    truth = log_shares.gather(-1, tokens)[:, 0]
-    yield Trial("tokens", fused.draw_tokens(scores, uniform)[1], draw(scores, uniform)[1], truth)
-
-
-def _statistics(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    from vlm_pg.models import fused_logits as fused
-
-    logits, temperature = 4 * random(3, 5000), 0.7
-    tokens = torch.tensor([0, 17, 4999]).to(logits.device)
-    log_shares = (logits.double() / temperature).log_softmax(-1)
-    truth = (log_shares.gather(-1, tokens[:, None])[:, 0], -(log_shares.exp() * log_shares).sum(-1))
-    found = fused.token_statistics(logits, temperature, tokens)
-    usual = policy_statistics(logits, temperature, tokens)
-    for name, *results in zip(("log-probabilities", "entropies"), found, usual, truth, strict=True):
-        yield Trial(name, *results)
-
-
-_TRIALS: dict[str, Callable[[torch.nn.Module, Any], Iterator[Trial]]] = {
-    NORMS: _norms,
-    SUMS: _sums,
-    GATES: _gates,
-    ROTATION: _rotations,
-    MERGING: _merges,
-    OWN: _own,
-    DRAWING: _drawing,
-    STATISTICS: _statistics,
-}
+    yield from TRIALS[kernel](language_model, random)

@@ -1,7 +1,7 @@
-"""A language model's layers on fused kernels, for the time of a decode step.
+"""A language model's layers on fused kernels, for the duration of a decode step.
 
-transformers' modules stay what they are: within ``with`` an instance has another forward, or finds another rotation.
-Whatever hangs on calling a module (hooks, adapters of linear layers) is called as ever.
+transformers' modules are not changed: within ``with`` an instance has another forward, or another rotation function.
+Hooks of modules and adapters of linear layers run as usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vlm_pg.rollout.fused.packed import packed_linears
 
 ROTATION = "apply_rotary_pos_emb"
 _MISSING = object()
-# What a layer adds to the residual stream.
+# Submodules whose outputs a layer adds to the residual stream.
 _ADDENDS = ("self_attn", "linear_attn", "mlp")
 
 
@@ -77,12 +77,12 @@ class FusedLayers:
                 module.__dict__[name] = forward
 
 
-# A module, the name of its attribute, what stands there meanwhile.
+# A module, the name of its attribute, and the replacement.
 _Place = tuple[Any, str, Callable[..., Any]]
 
 
 def _forward_name(module: Any) -> str:
-    # accelerate's hooks, and tiles of rows (row_tiles.py), stand in the forward's place and call it by another name.
+    # accelerate's hooks, and tiles of rows (row_tiles.py), replace the forward and call it by another name.
     if hasattr(module, "_hf_hook"):
         return "_old_forward"
     return "vlm_pg_whole_forward" if hasattr(module, "vlm_pg_whole_forward") else "forward"
@@ -111,7 +111,7 @@ class Seen:
 
 
 class ResidualSums:
-    """The last sum of a residual stream and its norm, which one kernel has made; a norm asked for it finds it here."""
+    """The last sum of a residual stream and its norm, computed by one kernel and handed to the norm that follows."""
 
     def __init__(self) -> None:
         self.forget()
@@ -120,9 +120,9 @@ class ResidualSums:
         self._kept: tuple[torch.Tensor, int, Any, torch.Tensor] | None = None
 
     def add(self, residual: torch.Tensor, x: torch.Tensor, norm: Any) -> torch.Tensor:
-        """residual + x, which ``norm`` is asked for next."""
+        """residual + x, which ``norm`` takes next."""
         alike = (residual.shape, residual.dtype) == (x.shape, x.dtype) and residual.is_contiguous()
-        # Weights that are somewhere else come when the norm is called.
+        # Offloaded weights arrive when the norm is called.
         if not alike or not x.is_contiguous() or not is_norm(norm) or norm.weight.device != x.device:
             return residual + x
         total, normed = add_norm(x, residual, norm.weight, *_constants(norm))
@@ -130,7 +130,7 @@ class ResidualSums:
         return total
 
     def take(self, x: torch.Tensor, norm: Any) -> torch.Tensor | None:
-        """The norm of x, if x is the last sum, as it was, and this norm was to follow."""
+        """The norm of x, if x is the last sum, unchanged, and this norm was to follow."""
         kept, self._kept = self._kept, None
         if kept is None or kept[0] is not x or kept[1] != _version(x) or kept[2] is not norm:
             return None
@@ -143,7 +143,7 @@ def _version(x: torch.Tensor) -> int:
 
 
 class _Addend:
-    """What a layer's code adds to the residual stream, whichever side it stands on."""
+    """An output that a layer's code adds to the residual stream, on either side of the plus."""
 
     def __init__(self, x: torch.Tensor, sums: ResidualSums, norm: Any):
         self._x, self._sums, self._norm = x, sums, norm
@@ -155,15 +155,15 @@ class _Addend:
 
 
 def has_sums(module: Any) -> bool:
-    """What looks like a layer x + attention(norm(x)), then x + mlp(norm(x)); whether its code adds and no more, running
-    it shows. Its code must be a method, which can be run on the layer as ``Seen``."""
+    """Whether a module has the parts of a layer x + attention(norm(x)), then x + mlp(norm(x)); that its code only adds
+    is checked by running it. Its code must be a method, which can be run on the layer as ``Seen``."""
     named = all(hasattr(module, name) for name in ("input_layernorm", "post_attention_layernorm", "mlp"))
     attends = any(hasattr(module, name) for name in _ADDENDS[:-1])
     return named and attends and isinstance(getattr(module, _forward_name(module)), MethodType)
 
 
 def layer_of(module: Any, sums: ResidualSums, following: Any) -> Callable[..., Any]:
-    """The layer's own code, in which what is added and the norm that follows are one kernel.
+    """The layer's own code, in which each residual sum and the norm that follows are one kernel.
 
     Args:
         following: the norm behind the layer.
@@ -186,15 +186,15 @@ def layer_of(module: Any, sums: ResidualSums, following: Any) -> Callable[..., A
 
 
 def is_norm(module: Any) -> bool:
-    """One with a weight and nothing else: a bias of zeros would differ from none only when it has trained."""
+    """An RMS norm with a weight and no bias: one of zeros would differ from none only after training."""
     named = type(module).__name__.endswith("RMSNorm")
     return named and [name for name, _ in module.named_parameters(recurse=False)] == ["weight"]
 
 
 def is_gated(module: torch.nn.Module) -> bool:
-    """What looks like a feed-forward layer down(silu(gate(x)) * up(x)); whether it is one, ``product_of`` shows."""
+    """Whether a module has the parts of down(silu(gate(x)) * up(x)); that it computes this ``product_of`` checks."""
     parts = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
-    # torch's own, or the one that transformers puts in its place.
+    # torch's own, or transformers' replacement.
     return parts and type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
 
 
@@ -204,8 +204,7 @@ def rotates(module: Any) -> bool:
 
 
 def _constants(norm: Any) -> tuple[float, bool]:
-    """Its epsilon, and whether it is around one: Qwen2's and Qwen3's call the first otherwise than Qwen3.5's, which
-    are."""
+    """Its epsilon, and whether the weight is around one, as Qwen3.5's is, whose epsilon has another name."""
     around_one = not hasattr(norm, "variance_epsilon")
     return (norm.eps if around_one else norm.variance_epsilon), around_one
 
@@ -226,7 +225,7 @@ def gated_of(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 class Turn(NamedTuple):
-    """What queries and keys still lack, as ``rotation.rotate_append`` takes it; cos and sin are [R, C]."""
+    """Arguments of ``rotation.rotate_append`` for the norms and rotations left out so far; cos and sin are [R, C]."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -236,8 +235,8 @@ class Turn(NamedTuple):
 
 
 class DeferredRotation:
-    """Inside ``with``, beside what the layers are then: norms of heads and rotations hand on what they are given, and
-    the context must ``take`` what is still to be done before it attends.
+    """Inside ``with``, beside ``FusedLayers``: norms of heads and rotations return their inputs unchanged, and the
+    context must ``take`` the deferred work before it attends.
 
     A context that does not raises AssertionError in the next layer, or at the end.
     """
@@ -245,7 +244,7 @@ class DeferredRotation:
     def __init__(self, layers: FusedLayers):
         self._layers = layers
         self._on = False
-        # Norms that have handed on what they were given, queries' and keys'.
+        # Norms that returned their inputs unchanged, queries' and keys'.
         self._norms: list[Any] = []
         self._turn: Turn | None = None
 
@@ -260,18 +259,18 @@ class DeferredRotation:
         assert left is None or error[0] is not None, "a context has attended with queries that were not rotated"
 
     def take(self) -> Turn | None:
-        """What queries and keys of this layer still lack; None: nothing."""
+        """The work deferred for queries and keys of this layer; None where there is none."""
         turn, self._turn = self._turn, None
         return turn
 
     def put_off(self, norm: Any) -> bool:
-        """Whether a norm of queries, then one of keys, may hand on what it is given."""
+        """Whether a norm of queries, then one of keys, may return its input unchanged."""
         if self._on:
             self._norms.append(norm)
         return self._on
 
     def leave(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-        """Whether the rotation may hand on these, as ``apply_rotary_pos_emb`` is given them."""
+        """Whether the rotation may return these arguments of ``apply_rotary_pos_emb`` unchanged."""
         assert self._turn is None, "a context has attended with queries that were not rotated"
         # Under autocast projections are narrower than positions, and the result is as wide as these.
         if not self._on or len(cos) != 1 or not q.dtype == k.dtype == cos.dtype == sin.dtype:
@@ -285,7 +284,7 @@ class DeferredRotation:
         return True
 
     def catch_up(self, x: torch.Tensor) -> torch.Tensor:
-        """Queries, then keys, normed as they were not."""
+        """Queries, then keys, with their deferred norm."""
         if not self._norms:
             return x
         norm = self._norms.pop(0)
@@ -293,7 +292,7 @@ class DeferredRotation:
 
 
 def deferred_of(attention: Any, deferred: DeferredRotation, norms: bool) -> Iterator[_Place]:
-    """Of an attention layer. ``norms``: with norms of heads, which nothing hangs on."""
+    """Replacements in an attention layer. ``norms``: also its norms of heads, where these have no hooks."""
     usual = layer_global(attention, ROTATION)
 
     def turn(
@@ -311,7 +310,7 @@ def deferred_of(attention: Any, deferred: DeferredRotation, norms: bool) -> Iter
 
 
 def _can_wait(norm: Any) -> bool:
-    """Hooks are called with what a norm gives, and may bring its weight for so long."""
+    """Whether a norm may be deferred: not with hooks, which see its output or load its weight."""
     return (
         norm is not None
         and is_norm(norm)

@@ -1,7 +1,7 @@
-"""Linear layers that read the same input as one matrix product: a decode step waits for bytes, and few calls fill them.
+"""Linear layers of the same input as one matrix product: a decode step is bound by memory traffic.
 
-Their weights lie one behind the other in one storage, and stay the parameters that optimizers and files know: views of
-it. D inputs, R rows, O outputs of all layers.
+Their weights are views of one storage, and stay the parameters that optimizers and files know. D inputs, R rows, O
+outputs of all layers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PackedLinears:
         self._given, self._left = None, {}
 
     def forwards(self) -> list[tuple[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]]]:
-        """Each layer, and what its forward is meanwhile: [..., D] -> [..., its outputs], a strided part of [..., O]."""
+        """Each layer and its replacement forward: [..., D] -> [..., its outputs], a strided part of [..., O]."""
         return [(layer, self._forward_of(place)) for place, layer in enumerate(self._layers)]
 
     def _forward_of(self, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
