@@ -17,8 +17,8 @@ import pytest
 import torch
 from PIL import Image, features
 
-from docs.benchmarks.measure_long import machine
 from tests.support.frame_folders import coloured, write_folder
+from vlm_pg.cache import provenance as machine
 from vlm_pg.cache.eviction import Outcome, places
 from vlm_pg.cache.provenance import source_digest
 from vlm_pg.cache.settings import CacheSettings
