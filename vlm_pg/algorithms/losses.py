@@ -113,10 +113,7 @@ def _ratio_metrics(
 
 
 def kl_penalty(
-    policy_logprobs: torch.Tensor,
-    ref_logprobs: torch.Tensor,
-    estimator: KlEstimator,
-    clamp: float = LOG_RATIO_CLAMP,
+    policy_logprobs: torch.Tensor, ref_logprobs: torch.Tensor, estimator: KlEstimator, clamp: float = LOG_RATIO_CLAMP
 ) -> torch.Tensor:
     """Per-token estimate of KL(policy || ref) with d = policy - ref (joschu.net/blog/kl-approx).
 

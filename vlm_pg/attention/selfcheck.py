@@ -19,10 +19,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 4e-2, tor
 
 # Three levels, ragged, with nodes without descendants and a root longer than one block of most kernels; and a response
 # of one token beside a group without any, which some kernels treat as decoding.
-TREES = (
-    PrefixTree([150, 9, 37, 1, 8, 3, 70], [-1, -1, 0, 0, 1, 2, 2]),
-    PrefixTree([33, 20, 1], [-1, -1, 0]),
-)
+TREES = (PrefixTree([150, 9, 37, 1, 8, 3, 70], [-1, -1, 0, 0, 1, 2, 2]), PrefixTree([33, 20, 1], [-1, -1, 0]))
 
 # Plans that a model runs: all rows have queries; in a last layer prompt ends and responses; in a chunk only responses.
 PLANS = (

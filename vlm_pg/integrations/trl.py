@@ -18,7 +18,7 @@ MEDIA = ("mm_token_type_ids", "pixel_values", "image_grid_thw", "num_images")
 
 
 class GroupedGRPOTrainer(GRPOTrainer):
-    """The arguments, data, loss and gradients of TRL 1.16; only token log-probabilities are computed in another way.
+    """The arguments, data, loss and gradients of TRL 1.16; only token log-probabilities are computed differently.
 
     Raises:
         ConfigError, ModelError: when it is built, for what cannot be computed over shared prefixes.
@@ -28,7 +28,7 @@ class GroupedGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         check_trainer(self.args, self.model)
         self._scorers: dict[int, GroupedScorer] = {}
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -46,24 +46,16 @@ class GroupedGRPOTrainer(GRPOTrainer):
             raise ValueError(f"Grouped scoring has no {', '.join(unknown)}. {WAY_OUT}")
         config = cast(Any, self.model).config
         image_token = FAMILIES[config.model_type].image_token_id(config)
-        types = media.get("mm_token_type_ids")
-        if image_token is not None and _has_images_in_responses(
-            image_token, input_ids, attention_mask, logits_to_keep, types
-        ):
-            return self._score_as_trl(
-                model,
-                input_ids,
-                attention_mask,
-                logits_to_keep,
-                batch_size=batch_size,
-                compute_entropy=compute_entropy,
-                compute_aux_loss=compute_aux_loss,
-                **media,
-            )
+        batch = (input_ids, attention_mask, logits_to_keep)
+        if image_token is not None and _has_images_in_responses(image_token, *batch, media.get("mm_token_type_ids")):
+            options = {
+                "batch_size": batch_size,
+                "compute_entropy": compute_entropy,
+                "compute_aux_loss": compute_aux_loss,
+            }
+            return self._score_as_trl(model, *batch, **options, **media)
         scorer = self._scorer(model)
-        rows = group_rows(
-            input_ids, attention_mask, logits_to_keep, scorer.policy.positions, *(media.get(name) for name in MEDIA)
-        )
+        rows = group_rows(*batch, scorer.policy.positions, *(media.get(name) for name in MEDIA))
         parts = self._score_chunks(scorer, model, rows, batch_size, compute_entropy, compute_aux_loss)
         self._count(rows)
         logps, entropies = (rows.scatter(torch.cat(values)) for values in list(zip(*parts, strict=True))[:2])
@@ -106,9 +98,9 @@ class GroupedGRPOTrainer(GRPOTrainer):
         return self._scorers[id(inner)]
 
     def _score_as_trl(self, model: Any, *args: Any, **kwargs: Any) -> Scored:
-        """Responses that contain pictures share nothing behind them: TRL's own forward scores the batch."""
+        """TRL's own forward scores a batch with images in responses, behind which nothing can be shared."""
         rows = args[0].shape[0]
-        self._say(
+        self._log_once(
             "images",
             f"{rows} responses of a batch with images in responses (a tool returned them) go through the model as TRL "
             "sends them; vlm_pg/rows_not_grouped counts such rows",
@@ -117,7 +109,7 @@ class GroupedGRPOTrainer(GRPOTrainer):
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _count(self, rows: GroupedRows) -> None:
-        self._say("first", rows.summary)
+        self._log_once("first", rows.summary)
         grouped, repeated = rows.tokens
         self._counts["vlm_pg/tokens_saved"].append(float(repeated - grouped))
         self._counts["vlm_pg/sharing_ratio"].append(repeated / grouped)
@@ -126,10 +118,9 @@ class GroupedGRPOTrainer(GRPOTrainer):
     def _counts(self) -> Any:
         return self._metrics["train" if cast(Any, self.model).training else "eval"]
 
-    def _say(self, what: str, line: str) -> None:
-        """Once in a run."""
-        if what not in self._said:
-            self._said.add(what)
+    def _log_once(self, key: str, line: str) -> None:
+        if key not in self._logged:
+            self._logged.add(key)
             self.accelerator.print(f"vlm_pg: {line}")
 
 
@@ -151,7 +142,7 @@ WAY_OUT = "Leave it out, or use TRL's GRPOTrainer."
 
 
 def check_trainer(args: Any, model: Any) -> None:
-    """Refuse settings and models that would be trained on in another way than TRL trains on them.
+    """Refuse settings and models with which training would differ from TRL's.
 
     Args:
         args: TRL's GRPOConfig.

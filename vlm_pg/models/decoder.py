@@ -65,11 +65,7 @@ def _run(layer: Any, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...], con
 
 
 def _last_layer(
-    layer: Any,
-    hidden: torch.Tensor,
-    rotary: tuple[torch.Tensor, ...],
-    context: TreeContext,
-    trim: bool,
+    layer: Any, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...], context: TreeContext, trim: bool
 ) -> torch.Tensor:
     """The last layer needs only keys and values of rows that are not read."""
     read, unread = context.split_rows(hidden.device)

@@ -39,14 +39,7 @@ class FeatureStore:
         shape: of the features of one visual token, (D,) or (1 + E, D).
     """
 
-    def __init__(
-        self,
-        store: Store,
-        tower: str,
-        calls_of: CallsOf,
-        device: torch.device,
-        shape: tuple[int, ...],
-    ):
+    def __init__(self, store: Store, tower: str, calls_of: CallsOf, device: torch.device, shape: tuple[int, ...]):
         self.store, self._tower, self._calls_of = store, tower, calls_of
         self._device, self._shape = device, shape
 

@@ -12,14 +12,7 @@ LOWEST = tl.constexpr(-3.4e38)
 
 @triton.jit
 def row_statistics(  # type: ignore[no-untyped-def]
-    logits,
-    tokens,
-    logprobs,
-    entropies,
-    stride,
-    count,
-    temperature,
-    NUMBERS: tl.constexpr,
+    logits, tokens, logprobs, entropies, stride, count, temperature, NUMBERS: tl.constexpr
 ):
     """A program: one row, NUMBERS at a time, relative to the highest so far; as many sums, added at the end."""
     row = tl.program_id(0).to(tl.int64)

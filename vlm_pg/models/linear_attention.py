@@ -56,10 +56,7 @@ class LinearHeads:
     @classmethod
     def of_config(cls, text: Any) -> LinearHeads:
         return cls(
-            text.linear_num_key_heads,
-            text.linear_num_value_heads,
-            text.linear_key_head_dim,
-            text.linear_value_head_dim,
+            text.linear_num_key_heads, text.linear_num_value_heads, text.linear_key_head_dim, text.linear_value_head_dim
         )
 
     def channels(self, size: int, rank: int) -> torch.Tensor:
@@ -250,11 +247,7 @@ def per_value_head(heads: torch.Tensor, value_heads: int) -> torch.Tensor:
 
 
 def _convolution(
-    mixer: Any,
-    qkv: torch.Tensor,
-    layout: LinearLayout,
-    known: LinearStates | None,
-    channels: torch.Tensor | None,
+    mixer: Any, qkv: torch.Tensor, layout: LinearLayout, known: LinearStates | None, channels: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Depthwise causal convolution along every path: [rows, C] -> [rows, C], and the nodes' tails.
 

@@ -11,11 +11,11 @@ from vlm_pg.settings import Settings
 PositionRule = Literal["qwen", "transformers"]
 Part = Literal["tower", "merger", "language"]
 PARTS: tuple[Part, ...] = get_args(Part)
-# Those that make features of pixels.
+# Parts that make features of pixels.
 VISION_PARTS: tuple[Part, ...] = ("tower", "merger")
 Switch = bool | Literal["auto"]
 Count = Annotated[int, Field(ge=0)] | Literal["auto"]
-# Of a chunk of fp32 logits, where ``logits_chunk_mb`` is auto; long streams that are recomputed may take more.
+# Size of a chunk of fp32 logits, where ``logits_chunk_mb`` is auto; long recomputed streams may use more.
 LEAST_LOGITS_MIB = 256
 
 
@@ -88,8 +88,8 @@ class ModelSettings(Settings):
     )
     offload_layer_inputs: Switch = Field(
         "auto",
-        description="Put the inputs of checkpointed decoder layers, and what attention keeps for their recomputation, "
-        "away until backward asks for them: from a GPU into pinned host memory, beside the computation; from a CPU "
+        description="Offload the inputs of checkpointed decoder layers, and what attention keeps for their "
+        "recomputation, until backward: from a GPU into pinned host memory, overlapping the computation; from a CPU "
         "into a file. auto: if they would not fit. Needs gradient_checkpointing.",
     )
     offload_prefix_states: Switch = Field(
@@ -109,7 +109,7 @@ class ModelSettings(Settings):
     )
     offload_folder: str | None = Field(
         None,
-        description="Folder of the file that a CPU's tensors are put away in; on a disk, not in memory. None: the "
+        description="Folder of the file into which a CPU's tensors are offloaded; on a disk, not in memory. None: the "
         "system's folder for temporary files.",
     )
     trust_remote_code: bool = Field(
@@ -129,7 +129,7 @@ class ModelSettings(Settings):
 
     @property
     def least_logits_bytes(self) -> int:
-        """Of a chunk of fp32 logits; exactly so many where ``logits_chunk_mb`` is a number."""
+        """Smallest chunk of fp32 logits; the exact size where ``logits_chunk_mb`` is a number."""
         return (LEAST_LOGITS_MIB if self.logits_chunk_mb == "auto" else self.logits_chunk_mb) * 2**20
 
     @field_validator("train")
@@ -148,7 +148,7 @@ class ModelSettings(Settings):
         return any(part in self.train for part in VISION_PARTS)
 
     @model_validator(mode="after")
-    def _only_what_is_recomputed_is_put_away(self) -> Self:
+    def _offloading_needs_checkpointing(self) -> Self:
         for name in ("offload_layer_inputs", "offload_prefix_states"):
             if getattr(self, name) is True and not self.gradient_checkpointing:
                 raise ValueError(
@@ -158,7 +158,7 @@ class ModelSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _an_adapter_is_alone(self) -> Self:
+    def _an_adapter_trains_alone(self) -> Self:
         if self.lora is not None and self.train != ("language",):
             raise ValueError(
                 f"model.lora is set and model.train is [{', '.join(self.train)}], but an adapter of the language model "

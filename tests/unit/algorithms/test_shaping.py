@@ -94,10 +94,7 @@ def test_overlong_penalty_of_dapo(length: int, truncated: bool, expected: float)
 
 @settings(deadline=None)
 @given(
-    length=st.integers(1, 2000),
-    limit=st.integers(1, 2000),
-    share=st.floats(0.001, 0.999),
-    penalty=st.floats(0.01, 100),
+    length=st.integers(1, 2000), limit=st.integers(1, 2000), share=st.floats(0.001, 0.999), penalty=st.floats(0.01, 100)
 )
 def test_overlong_penalty_equals_numpy(length: int, limit: int, share: float, penalty: float) -> None:
     expected = np.interp(length, [limit - share * limit, limit], [0.0, -penalty])

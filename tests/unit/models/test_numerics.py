@@ -208,13 +208,7 @@ def test_autocast_counts_where_it_is_on() -> None:
         assert module.process_switches(GPU) == before
 
 
-FACTS = {
-    "name": "another",
-    "major": 10,
-    "minor": 3,
-    "multi_processor_count": 66,
-    "L2_cache_size": 1,
-}
+FACTS = {"name": "another", "major": 10, "minor": 3, "multi_processor_count": 66, "L2_cache_size": 1}
 
 
 @pytest.fixture

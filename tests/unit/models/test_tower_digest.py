@@ -185,8 +185,7 @@ def test_towers_of_two_families_differ_though_nothing_else_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.matrix) for name in VL_FAMILY_NAMES],
+    "family", [pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.matrix) for name in VL_FAMILY_NAMES]
 )
 def test_a_frozen_tower_has_one_digest_wherever_it_comes_from(tmp_path: Path, family: str) -> None:
     """Read whole or alone, saved again after training, with an adapter beside it, under another path."""

@@ -67,12 +67,7 @@ class OracleKernel(Kernel):
 
 
 def _softmax_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scale: float,
-    causal: bool,
-    masked: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, masked: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q [B, Lq, N, H], k, v [B, Lk, K, H], masked bool like [B, N, Lq, Lk] -> out [B, Lq, N, H], lse [B, N, Lq]."""
     wide = torch.promote_types(q.dtype, torch.float32)
