@@ -19,6 +19,7 @@ from data_pipelines import gsm8k, run
 from data_pipelines.engine import output_folder
 from data_pipelines.engine.output_folder import MANIFEST, find_prepared, locked, write_manifest
 from vlm_pg.errors import ConfigError
+from vlm_pg.progress import Bar
 from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, Sample
 
@@ -195,6 +196,14 @@ def test_gold_answers_that_cannot_be_rewarded_are_refused(answer: str, answer_ki
     none, fault, _ = gold_faults([good, sample(answer, answer_kind), good])
     assert none is None and fault is not None and fault.reason == "unscorable_gold_answer"
     assert re.search(f"{said}.*must earn the full reward", str(fault))
+
+
+def test_progress_is_a_line_a_quarter(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar("Checking", 100) as bar:
+        for _ in range(100):
+            bar.advance(1)
+    lines = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"Checking: {done} of 100" for done in (25, 50, 75, 100)]
 
 
 def test_user_errors_of_a_script_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
