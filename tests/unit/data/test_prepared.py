@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
+from tests.support.data_sets import write_shards
 from vlm_pg.data import prepared
 from vlm_pg.data import sample_sets as prepared_reader
-from vlm_pg.data.prepared import ShardWriter, to_row, write_shards
+from vlm_pg.data.prepared import ShardWriter, to_row
 from vlm_pg.data.records import read_records, write_records
 from vlm_pg.data.sample_sets import PreparedRecords, any_media, open_records, sources_of
 from vlm_pg.errors import ConfigError, SampleError
