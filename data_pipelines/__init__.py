@@ -2,3 +2,19 @@
 
 ``vlm_pg`` never imports this package; it imports only ``vlm_pg.data``, ``vlm_pg.media`` and ``vlm_pg.rewards``.
 """
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from vlm_pg.errors import VlmPgError
+
+
+def run(main: Callable[..., int]) -> int:
+    """Run a pipeline as a script: an error that the user can correct is one message on stderr and exit code 2."""
+    try:
+        return main()
+    except VlmPgError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipelines.common import run
+from data_pipelines import run
 from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, in_folders, read_rows, text_lines

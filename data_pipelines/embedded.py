@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipelines.common import progress, run
+from data_pipelines import run
 from data_pipelines.engine.output_folder import (
     adopt,
     claim,
@@ -40,6 +40,7 @@ from vlm_pg.data.manifest import MANIFEST
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing
+from vlm_pg.progress import Bar
 from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import MediaRef, Sample
 
@@ -116,10 +117,12 @@ def _render_split(split: Split, count: int, seed: int, out: Path) -> list[Sample
     (out / split.clips).mkdir(parents=True, exist_ok=True)
     samples = []
     clips = make_clips(count, split.orders, POSITIONS, (seed, split.key))
-    for index, clip in enumerate(progress(clips, count, f"Rendering {split.name} clips")):
-        write_clip(clip, out / split.clip(index))
-        media = MediaRef("video", split.clip(index))
-        samples.append(to_sample(clip, f"{split.name}-{index:05d}", media, split.category))
+    with Bar(f"Rendering {split.name} clips", count) as bar:
+        for index, clip in enumerate(clips):
+            write_clip(clip, out / split.clip(index))
+            media = MediaRef("video", split.clip(index))
+            samples.append(to_sample(clip, f"{split.name}-{index:05d}", media, split.category))
+            bar.advance(1)
     for fault in gold_faults(samples):
         if fault is not None:
             raise fault

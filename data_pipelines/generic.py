@@ -57,7 +57,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from data_pipelines.common import run
+from data_pipelines import run
 from data_pipelines.engine.annotation_files import read_alone, refuse_inside
 from data_pipelines.engine.command import is_prepared, prepare
 from data_pipelines.engine.dataset import TABLES, DataSet, Form, keyed_rows, one_object

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.common import run
+from data_pipelines import run
 from data_pipelines.engine.answers import answered, check_removed_marks, lettered, without_sentences
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders, one_object, read_rows

@@ -41,7 +41,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.common import run
+from data_pipelines import run
 from data_pipelines.engine.answers import open_or_choice, without_mark, without_sentences
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row

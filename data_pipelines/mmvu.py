@@ -29,7 +29,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from data_pipelines.common import run
+from data_pipelines import run
 from data_pipelines.engine.answers import answered, letter_of, lettered, open_answer
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row

@@ -37,8 +37,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_pipelines import run
 from data_pipelines.clevrer import perception_tests_in
-from data_pipelines.common import run
 from data_pipelines.engine.answers import answered, letter_at, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Reader, Row, files_beside, in_folders, keyed_rows, read_rows

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from data_pipelines import run
 from data_pipelines.charades_sta import CHARADES, CHARADES_SHARED
-from data_pipelines.common import run
 from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders

@@ -183,7 +183,10 @@ class FieldMap(Settings):
     name: str = Field(pattern=r"^[\w.-]{1,80}$", description="Of the data set, and of records without data_source.")
     fields: Fields
     files: dict[Split, list[str]] = Field(
-        default_factory=lambda: _usual_files(),
+        default_factory=lambda: {
+            "train": [".:train", *(f"train{ending}" for ending in TABLES)],
+            "eval": [".:test", *(f"test{ending}" for ending in TABLES)],
+        },
         description="Glob patterns below the folder of the data set; FOLDER:split for shards of Parquet.",
     )
     media_folders: list[str] = Field(
@@ -194,11 +197,6 @@ class FieldMap(Settings):
     questions: str | None = Field(
         None, description="The row's list of questions. Each is read as a row of its own with the row's other fields."
     )
-
-
-def _usual_files() -> dict[Split, list[str]]:
-    names: dict[Split, str] = {"train": "train", "eval": "test"}
-    return {split: [f".:{name}", *(f"{name}{ending}" for ending in TABLES)] for split, name in names.items()}
 
 
 def read_map(path: Path) -> FieldMap:

@@ -143,7 +143,10 @@ class MediaFinder:
         # A folder with the name of another one holds that one's files.
         if (
             beside is not None
-            and not self._has_other_name(name_of(self.root / beside), folder)
+            and not any(
+                other != folder and pattern.fullmatch(name_of(self.root / beside))
+                for other, pattern in self.dataset.spelt.items()
+            )
             and (not beside.parts or self._is_folder(beside / wanted.parts[0]))
         ):
             return beside
@@ -158,9 +161,6 @@ class MediaFinder:
             return []
         folders = [*([] if beside is None else [beside]), *map(PurePosixPath, self._inner_folders), PurePosixPath()]
         return [one for one in dict.fromkeys(folders) if pattern.fullmatch(name_of(self.root / one))]
-
-    def _has_other_name(self, name: str, folder: str) -> bool:
-        return any(other != folder and pattern.fullmatch(name) for other, pattern in self.dataset.spelt.items())
 
     @cached_property
     def _inner_folders(self) -> list[str]:

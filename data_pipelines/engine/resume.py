@@ -76,7 +76,10 @@ class Spool:
 
     def write(self, number: int, rows: int, verdicts: Sequence[Verdict]) -> None:
         """Write a part, the outcome of so many rows. It appears whole or not at all."""
-        body = "".join(json.dumps(_fields(one), ensure_ascii=True) + "\n" for one in verdicts).encode()
+        given = (
+            {name: value for name, value in asdict(one).items() if value not in (None, "", ())} for one in verdicts
+        )
+        body = "".join(json.dumps(fields, ensure_ascii=True) + "\n" for fields in given).encode()
         end = {"rows": rows, "verdicts": len(verdicts), "sha256": hashlib.sha256(body).hexdigest()}
         write_bytes_atomic(self._path(number), body + json.dumps(end).encode() + b"\n", durable=False)
 
@@ -133,10 +136,6 @@ class Spool:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:07d}.jsonl"
-
-
-def _fields(verdict: Verdict) -> dict[str, Any]:
-    return {name: value for name, value in asdict(verdict).items() if value not in (None, "", ())}
 
 
 def _verdicts(body: bytes) -> Iterator[Verdict]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.support.data_sets import write_shards
 from tests.support.runs import read_lines, run_cli
 from tests.support.small_run import STEPS, small_run
-from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import read_records
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.set_table import PreparedSet, Scores, check_scores
+from tests.support.scored_sets import PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
 OPTIONS = "A. to play\nB. to build\nC. to cook\nD. to rest"

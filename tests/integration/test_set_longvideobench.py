@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.set_table import SILENT, PreparedSet, Scores, check_scores
+from tests.support.scored_sets import SILENT, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
 FIRST, SECOND, THIRD = "9PD3ciudpIE", "@someone-7240000000000000001", "mH9LdC7IFH8"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.set_table import SILENT, PreparedSet, Scores, check_scores
+from tests.support.scored_sets import SILENT, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
 HUB = "https://huggingface.co/datasets/yale-nlp/MMVU/resolve/main/videos"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.set_table import OUT, SILENT, PreparedSet, Scores, check_scores
+from tests.support.scored_sets import OUT, SILENT, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
 TEXTS = ["Sat down.", "Took the cup.", "Left."]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.set_table import WORTHLESS, PreparedSet, Scores, check_scores
+from tests.support.scored_sets import WORTHLESS, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
 ONE, BACK = "1034419625", "1034419625_reverse"

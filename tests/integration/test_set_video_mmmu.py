@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.published.case import picture
-from tests.support.set_table import OUT, PreparedSet, Scores, check_scores
+from tests.support.scored_sets import OUT, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
 MATH, MEDICINE, ART = "validation_Math_15", "validation_Basic_Medical_Science_10", "new_Art_Theory_3"

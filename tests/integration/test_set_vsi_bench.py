@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.set_table import PreparedSet, Scores, check_scores
+from tests.support.scored_sets import PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
 ROOM, FLAT = {"dataset": "arkitscenes", "scene_name": "41069025"}, {"dataset": "scannet", "scene_name": "scene0011_00"}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.data_sets import write_shards
 from tests.support.processes import ModuleProcess
 from tests.support.small_run import small_run
-from vlm_pg.data.prepared import write_shards
 from vlm_pg.types import Sample
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
+
+from vlm_pg.data.prepared import ShardWriter, to_row
+from vlm_pg.types import Sample
 
 Row = Mapping[str, Any]
 
@@ -90,3 +93,11 @@ def saved_of_paths(folder: Path, rows: Sequence[Row], features: Any) -> Path:
         stream.write_table(table)
     (folder / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
     return folder
+
+
+def write_shards(folder: Path, split: str, samples: Iterable[Sample]) -> dict[str, int]:
+    """A split of a prepared set; the number of rows by name."""
+    writer = ShardWriter(folder, split)
+    for sample in samples:
+        writer.add(to_row(sample))
+    return writer.close()

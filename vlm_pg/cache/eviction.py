@@ -319,11 +319,10 @@ class Room:
                 if left + size <= self._max_bytes:  # and others have taken it
                     return None
                 run = self._run(account)
-                run.found_full(self._giving_way, any(self._is_spared(place) for place in found) and spares)
+                spared = (place for place in found if self.since - _DAY <= place.used < self.since)
+                spares = spares and any(place.kind not in self._giving_way for place in spared)
+                run.found_full(self._giving_way, spares)
                 return _refused(run)
-
-    def _is_spared(self, place: Place) -> bool:
-        return self.since - _DAY <= place.used < self.since and place.kind not in self._giving_way
 
     def _run(self, account: Account) -> Run:
         return account.run(f"{self.since:.0f}")

@@ -12,7 +12,7 @@ medium. Every shard has the schema's version.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,14 @@ def to_row(sample: Sample) -> dict[str, Any]:
         SampleError: ``not_unicode``: a path that is not UTF-8, which Parquet cannot hold.
     """
     for path in (text for ref in sample.media for text in (ref.path, ref.subtitles)):
-        if not _is_unicode(path):
+        try:
+            path.encode()
+        except UnicodeEncodeError:
             raise SampleError(
                 "not_unicode",
                 f"the path '{printable(path, 200)}' is not UTF-8. Parquet holds UTF-8 alone. Rename the file, or "
                 "prepare with --format jsonl.",
-            )
+            ) from None
     return {
         "problem_id": sample.sample_id,
         "problem": sample.question,
@@ -205,19 +207,3 @@ def check_version(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
             f"This program reads versions {', '.join(map(str, _READABLE_VERSIONS))}. Update vlm_pg, or prepare the "
             "data set again."
         )
-
-
-def write_shards(folder: Path, split: str, samples: Iterable[Sample]) -> dict[str, int]:
-    """Write a split; see ``ShardWriter``. Returns the number of rows by name."""
-    writer = ShardWriter(folder, split)
-    for sample in samples:
-        writer.add(to_row(sample))
-    return writer.close()
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

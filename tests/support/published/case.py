@@ -33,7 +33,7 @@ class Published:
             without), text of .csv and .txt, bytes of media; None: a medium of five minutes, unlike all others.
         arguments: of ``vlm-pg prepare NAME``, without --out; "{}" stands for the folder.
         train, evaluation: the records of each split.
-        refused: place, name and reason of each question that is not kept.
+        refused: place, name and reason of each question that is not kept; None: any.
         left_out: how many questions are in both splits, or asked for by nobody, by the reason that the report gives.
         forms: numbers of the forms of the data set that the files are of.
         unpacked: content of media that stood inside rows, in the order of the records.
@@ -43,7 +43,7 @@ class Published:
     files: Mapping[str, Any]
     train: Sequence[Sample] = ()
     evaluation: Sequence[Sample] = ()
-    refused: Sequence[Refused] = ()
+    refused: Sequence[Refused] | None = ()
     arguments: Sequence[str] = ("{}",)
     left_out: Mapping[str, int] = field(default_factory=dict)
     forms: tuple[int, ...] = (0,)
@@ -104,7 +104,7 @@ def check(name: str, case: Published, folder: Path, out: Path) -> None:
     lay_out(folder, case.files)
     arguments = ["prepare", name, *(one.replace("{}", str(folder)) for one in case.arguments), "--out", str(out)]
     assert main(arguments) == 0
-    assert refusals(out) == list(case.refused)
+    assert refusals(out) == list(case.refused or ())
     for split, expected in (("train", case.train), ("eval", case.evaluation)):
         assert records(out, split) == list(expected)
     report = json.loads((out / "report.json").read_text())

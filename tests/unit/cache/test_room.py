@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache_entries import BYTES, entry, epoch, held, key, size_of
-from vlm_pg.cache import eviction as account
-from vlm_pg.cache import eviction as module
+from vlm_pg.cache import eviction
 from vlm_pg.cache.eviction import Outcome, places
 from vlm_pg.cache.store import Store
 
@@ -71,8 +70,8 @@ def test_one_that_is_not_kept_says_so(tmp_path: Path) -> None:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with every look through a folder."""
     seen: list[int] = []
-    evict = module.evict
-    monkeypatch.setattr(module, "evict", lambda *given: seen.append(1) or evict(*given))  # type: ignore[func-returns-value]
+    evict = eviction.evict
+    monkeypatch.setattr(eviction, "evict", lambda *given: seen.append(1) or evict(*given))  # type: ignore[func-returns-value]
     return seen
 
 
@@ -89,7 +88,7 @@ def test_a_full_cache_is_looked_through_again_in_time(
     assert [one.write(key(0), entry(0)) for one in (store, other)] == [Outcome.FULL, Outcome.FULL]
     assert len(looks) == 2
     later = time.time() + 601
-    monkeypatch.setattr(account.time, "time", lambda: later)
+    monkeypatch.setattr(eviction.time, "time", lambda: later)
     assert other.write(key(0), entry(0)) is Outcome.KEPT and len(looks) == 3
     assert store.write(key(1), entry(1)) is Outcome.KEPT and len(looks) == 3
 
@@ -100,7 +99,7 @@ def test_a_clock_that_is_put_back_keeps_nobody_waiting(
     store = Store(tmp_path / "cache", "frames", 10 * size_of(entry(0)))
     epoch(store, list(range(ENTRIES)))
     earlier = time.time() - 3600
-    monkeypatch.setattr(account.time, "time", lambda: earlier)
+    monkeypatch.setattr(eviction.time, "time", lambda: earlier)
     store.write(key(100), entry(100))
     assert len(looks) == 3
 
@@ -118,7 +117,7 @@ def test_pruning_by_hand_makes_room_at_once(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache", "frames", 10 * size_of(entry(0)))
     epoch(store, list(range(ENTRIES)))
     assert store.write(key(100), entry(100)) is Outcome.FULL
-    assert module.prune(tmp_path / "cache", 0) is not None
+    assert eviction.prune(tmp_path / "cache", 0) is not None
     assert [store.write(key(number), entry(number)) for number in range(11)] == [Outcome.KEPT] * 10 + [Outcome.FULL]
 
 
@@ -143,7 +142,7 @@ ODD = [
 def test_an_account_that_is_odd_is_made_anew(tmp_path: Path, content: bytes) -> None:
     folder, limit = tmp_path / "cache", 10 * size_of(entry(0))
     epoch(Store(folder, "frames", limit), list(range(5)))
-    (folder / account.USAGE_FILE).write_bytes(content)
+    (folder / eviction.USAGE_FILE).write_bytes(content)
     store = Store(folder, "frames", limit)
     epoch(store, list(range(ENTRIES)))
     assert held(folder, "frames") == 10 and store.uses.hits == 5
@@ -153,7 +152,7 @@ def test_an_account_that_leads_elsewhere_is_not_written(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     store = Store(folder, "frames", 10**6)
     (tmp_path / "mine").write_text("mine")
-    (folder / account.USAGE_FILE).symlink_to(tmp_path / "mine")
+    (folder / eviction.USAGE_FILE).symlink_to(tmp_path / "mine")
     with pytest.raises(OSError):
         store.write(key(0), entry(0))
     assert (tmp_path / "mine").read_text() == "mine"

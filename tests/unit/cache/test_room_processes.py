@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.cache_entries import DAY, age, entry, epoch, held, key, size_of
-from vlm_pg.cache import eviction as account
-from vlm_pg.cache import eviction as module
+from vlm_pg.cache import eviction
 from vlm_pg.cache.eviction import Outcome, Place, alone, places
 from vlm_pg.cache.store import Store
 
@@ -42,8 +41,8 @@ def slow_looks(patch: pytest.MonkeyPatch) -> None:
         yield from places(folder)
         time.sleep(0.3)
 
-    patch.setattr(module, "places", slowly)
-    patch.setattr(module, "_WAIT_SECONDS", 120.0)
+    patch.setattr(eviction, "places", slowly)
+    patch.setattr(eviction, "_WAIT_SECONDS", 120.0)
 
 
 def _fill(number: int, folder: Path, limit: int, entries: int) -> None:
@@ -61,9 +60,9 @@ def test_many_processes_keep_to_one_limit(tmp_path: Path, monkeypatch: pytest.Mo
     if account_of != "no cache":
         epoch(Store(folder, "frames", limit), range(10_000, 10_030))
     if account_of == "a cache without one":
-        (folder / account.USAGE_FILE).unlink()
+        (folder / eviction.USAGE_FILE).unlink()
     elif account_of == "one that is odd":
-        (folder / account.USAGE_FILE).write_bytes(b"odd")
+        (folder / eviction.USAGE_FILE).write_bytes(b"odd")
     together(_fill, folder, limit, 100)
     assert 45 <= held(folder, "frames") <= 50 + PROCESSES
 
@@ -85,8 +84,8 @@ def test_who_waits_in_vain_is_told_so_and_does_not_wait_for_each(
     store = Store(folder, "frames", 10 * SIZE)
     epoch(store, range(10))
     age(folder, 2 * DAY)
-    monkeypatch.setattr(module.time, "sleep", waits.append)
-    monkeypatch.setattr(module.time, "monotonic", lambda: 1000 + sum(waits))
+    monkeypatch.setattr(eviction.time, "sleep", waits.append)
+    monkeypatch.setattr(eviction.time, "monotonic", lambda: 1000 + sum(waits))
     with alone(folder) as is_alone:
         assert is_alone
         assert store.write(key(100), entry(100)) is Outcome.LATER
@@ -112,10 +111,10 @@ def test_what_others_take_while_somebody_looks_is_counted(tmp_path: Path, monkey
         looks[0] += 1
         return found
 
-    monkeypatch.setattr(module, "places", meanwhile)
-    monkeypatch.setattr(module, "_WAIT_SECONDS", 120.0)
+    monkeypatch.setattr(eviction, "places", meanwhile)
+    monkeypatch.setattr(eviction, "_WAIT_SECONDS", 120.0)
     assert large.write(key(200), entry(200, 9 * SIZE)) is Outcome.KEPT
-    with account.opened(folder) as known:
+    with eviction.opened(folder) as known:
         assert known.used == sum(place.size for place in places(folder)) <= limit
     assert looks == [2]
 
@@ -132,13 +131,13 @@ def test_who_comes_after_another_does_not_look_again(tmp_path: Path, monkeypatch
 
     @contextmanager
     def after_the_other(cache: Path) -> Iterator[bool]:
-        monkeypatch.setattr(module, "alone", alone)
+        monkeypatch.setattr(eviction, "alone", alone)
         assert other.write(key(100), entry(100)) is Outcome.KEPT
         with alone(cache) as is_alone:
             yield is_alone
 
-    monkeypatch.setattr(module, "places", counted)
-    monkeypatch.setattr(module, "alone", after_the_other)
+    monkeypatch.setattr(eviction, "places", counted)
+    monkeypatch.setattr(eviction, "alone", after_the_other)
     assert store.write(key(200), entry(200)) is Outcome.KEPT and looks == [1]
 
 
@@ -177,7 +176,7 @@ def test_who_is_killed_while_making_room_leaves_an_account_that_others_use(tmp_p
         epoch(Store(folder, "frames", limit), range(10))
         age(folder, 2 * DAY)
         if not has_account:
-            (folder / account.USAGE_FILE).unlink()
+            (folder / eviction.USAGE_FILE).unlink()
         writer = context.Process(target=_write_and_be_killed, args=(folder, limit, step))
         writer.start()
         writer.join()
@@ -220,7 +219,7 @@ def test_the_limit_holds_at_every_moment(tmp_path: Path, kills: int, loses_accou
         for _ in range(chance.randrange(4)):
             most = max(most, sum(entry.size for entry in places(folder)))
         if loses_account and chance.random() < 0.1:
-            (folder / account.USAGE_FILE).unlink(missing_ok=True)
+            (folder / eviction.USAGE_FILE).unlink(missing_ok=True)
     while most < 50 * SIZE:
         most = sum(entry.size for entry in places(folder))
     for process in processes:

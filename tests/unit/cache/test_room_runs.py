@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache_entries import DAY, age, entry, epoch, held, key, size_of
-from vlm_pg.cache import eviction as account
-from vlm_pg.cache import eviction as module
+from vlm_pg.cache import eviction
 from vlm_pg.cache.eviction import Outcome
 from vlm_pg.cache.store import Store
 
@@ -39,7 +38,7 @@ def test_what_is_found_now_and_then_stays(tmp_path: Path, seed: int) -> None:
     chance, entries, asked = random.Random(seed), 60, 300
     left_by_another(tmp_path / "cache", entries, asked, 0.8 * DAY)
     store = Store(tmp_path / "cache", "frames", entries * SIZE, time.time())
-    assert asked - entries > 2 * module._IN_VAIN
+    assert asked - entries > 2 * eviction._IN_VAIN
     assert [epoch(store, chance.sample(range(asked), asked)) for _ in range(3)] == [entries] * 3
     assert store.uses.written == 0
 
@@ -49,7 +48,7 @@ def test_media_of_yesterdays_other_run_make_room_for_todays(tmp_path: Path) -> N
     left_by_another(tmp_path / "cache", 150, 150, 0.8 * DAY)
     store, others = Store(tmp_path / "cache", "frames", 150 * SIZE, time.time()), range(1000, 1150)
     outcomes = [store.write(key(number), entry(number)) for number in others]
-    assert outcomes == [Outcome.LATER] * module._IN_VAIN + [Outcome.KEPT] * 50
+    assert outcomes == [Outcome.LATER] * eviction._IN_VAIN + [Outcome.KEPT] * 50
     assert [epoch(store, others) for _ in range(2)] == [50, 150]
     assert store.write(key(2000), entry(2000)) is Outcome.FULL, "what this run has used stays"
 
@@ -60,7 +59,7 @@ def test_processes_of_a_run_count_together(tmp_path: Path) -> None:
     began = time.time() // 600 * 600
     stores = [Store(tmp_path / "cache", "frames", 150 * SIZE, began + 50 * number) for number in range(10)]
     outcomes = [stores[number % 10].write(key(number), entry(number)) for number in range(1000, 1110)]
-    assert outcomes == [Outcome.LATER] * module._IN_VAIN + [Outcome.KEPT] * 10
+    assert outcomes == [Outcome.LATER] * eviction._IN_VAIN + [Outcome.KEPT] * 10
 
 
 def test_another_run_counts_anew(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_another_run_counts_anew(tmp_path: Path) -> None:
     left_by_another(tmp_path / "cache", 50, 50, 0.8 * DAY)
     now = time.time()
     first, second = (Store(tmp_path / "cache", "frames", 50 * SIZE, began) for began in (now - 1200, now))
-    for number in range(module._IN_VAIN):
+    for number in range(eviction._IN_VAIN):
         assert first.write(key(1000 + number), entry(number)) is Outcome.LATER
     assert second.write(key(2000), entry(0)) is Outcome.LATER
     assert epoch(second, range(50)) == 50
@@ -82,10 +81,10 @@ def test_what_was_used_just_before_a_run_and_in_it_is_of_the_run(tmp_path: Path)
     store = Store(tmp_path / "cache", "frames", 20 * SIZE, now)
     age(tmp_path / "cache", -(now // 600 * 600 - time.time() - 60))  # a minute before
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.time, "time", lambda: now)
-        before = {place.key: place.used for place in module.places(tmp_path / "cache")}
+        patch.setattr(eviction.time, "time", lambda: now)
+        before = {place.key: place.used for place in eviction.places(tmp_path / "cache")}
         assert epoch(store, [3, 4]) == 2
-    changed = {place.key for place in module.places(tmp_path / "cache") if place.used != before[place.key]}
+    changed = {place.key for place in eviction.places(tmp_path / "cache") if place.used != before[place.key]}
     assert changed == {key(3), key(4)}
 
 
@@ -94,16 +93,16 @@ def test_an_account_of_many_runs_stays_small_and_knows_who_found_it_full(tmp_pat
     folder, now = tmp_path / "cache", time.time()
     store = Store(folder, "frames", 5 * SIZE, now - 7 * DAY, giving_way=("features",))
     epoch(store, range(10))
-    full = account.Run(in_vain=100, full_until=now + 599.123456, giving_way=("features",), spares=True)
-    with account.opened(folder) as of_all:
+    full = eviction.Run(in_vain=100, full_until=now + 599.123456, giving_way=("features",), spares=True)
+    with eviction.opened(folder) as of_all:
         of_all.runs = {name: full.model_copy() for name in of_all.runs}
         [name] = of_all.runs
     for number in range(100):
         later = Store(folder, "frames", 5 * SIZE, now - 600 * number)
         later._room.found(now - 600 * number - 3600)  # type: ignore[union-attr]
-    with account.opened(folder) as of_all:
-        assert of_all.runs[name] == full and len(of_all.runs) == account._MOST_RUNS
-        of_all.runs = {f"{1_700_000_000 + number}": full for number in range(account._MOST_RUNS)}
-    assert (folder / account.USAGE_FILE).stat().st_size == account._BYTES
-    with account.opened(folder) as of_all:
-        assert len(of_all.runs) == account._MOST_RUNS and held(folder, "frames") == 5
+    with eviction.opened(folder) as of_all:
+        assert of_all.runs[name] == full and len(of_all.runs) == eviction._MOST_RUNS
+        of_all.runs = {f"{1_700_000_000 + number}": full for number in range(eviction._MOST_RUNS)}
+    assert (folder / eviction.USAGE_FILE).stat().st_size == eviction._BYTES
+    with eviction.opened(folder) as of_all:
+        assert len(of_all.runs) == eviction._MOST_RUNS and held(folder, "frames") == 5

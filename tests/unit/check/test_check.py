@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.checking import CLEAN, Folder, Record, about, record
+from tests.support.data_sets import write_shards
 from tests.support.groups import tiny_policy
 from tests.support.processes import ROOT
 from vlm_pg import cli
 from vlm_pg.check.lengths import LengthRules, PromptLengths, measured
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import parse_record, read_records
 from vlm_pg.media.probe import MediaFacts
 from vlm_pg.models.loading import WeightlessPolicy

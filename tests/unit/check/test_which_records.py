@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.checking import Folder, about, record
+from tests.support.data_sets import write_shards
 from vlm_pg import cli
 from vlm_pg.config import load_config
-from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import read_records
 from vlm_pg.training.cache_fill import record_sets
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.data_sets import write_shards
 from tests.support.short_run import train_here
 from vlm_pg import cli
 from vlm_pg.config import load_config
-from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import parse_record
 from vlm_pg.errors import ConfigError
 from vlm_pg.training.setup import check_step_size

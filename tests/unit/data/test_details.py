@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.data_sets import write_shards
 from vlm_pg.data.fields import LONGEST_DETAILS
-from vlm_pg.data.prepared import to_row, write_shards
+from vlm_pg.data.prepared import to_row
 from vlm_pg.data.records import parse_record, read_records, to_record, write_records
 from vlm_pg.errors import SampleError
 from vlm_pg.types import Sample

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from vlm_pg.data import prepared
-from vlm_pg.data import sample_sets as prepared_reader
-from vlm_pg.data.prepared import ShardWriter, to_row, write_shards
+from tests.support.data_sets import write_shards
+from vlm_pg.data import prepared, sample_sets
+from vlm_pg.data.prepared import ShardWriter, to_row
 from vlm_pg.data.records import read_records, write_records
 from vlm_pg.data.sample_sets import PreparedRecords, any_media, open_records, sources_of
 from vlm_pg.errors import ConfigError, SampleError
@@ -72,7 +72,7 @@ def test_columns_are_read_without_records(tmp_path: Path, monkeypatch: pytest.Mo
     samples = make_samples(90)
     write_shards(tmp_path, "train", samples)
     opened, _ = open_records(Path(f"{tmp_path}:train"))
-    monkeypatch.setattr(prepared_reader, "parse_record", None)
+    monkeypatch.setattr(sample_sets, "parse_record", None)
     names, places = sources_of(opened)
     assert names == ["clevrer", "nextqa", "star"] and [names[place] for place in places] == [s.source for s in samples]
     few, listed = sources_of(opened[:50]), sources_of(samples[:50])
@@ -99,12 +99,12 @@ def test_datasets_reads_them(tmp_path: Path) -> None:
 
 
 def test_few_groups_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared_reader, "_GROUPS_HELD", 2)
+    monkeypatch.setattr(sample_sets, "_GROUPS_HELD", 2)
     write_shards(tmp_path, "train", make_samples(100))
     opened, _ = open_records(Path(f"{tmp_path}:train"))
     reads: list[Any] = []
-    read = prepared_reader._read_group
-    monkeypatch.setattr(prepared_reader, "_read_group", lambda *group: reads.append(group) or read(*group))
+    read = sample_sets._read_group
+    monkeypatch.setattr(sample_sets, "_read_group", lambda *group: reads.append(group) or read(*group))
     for place in (0, 7, 8, 3, 99, 8):
         opened[place]
     assert len(reads) == 4 and len(opened._held) == 2  # type: ignore[attr-defined]

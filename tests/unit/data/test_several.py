@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from tests.support.data_sets import write_shards
 from vlm_pg.data.order import Mixture, order_of
-from vlm_pg.data.prepared import write_shards
 from vlm_pg.data.records import line_of_record
 from vlm_pg.data.sample_sets import SeveralSets, any_media, first_of_each, open_training, refuse_empty, sources_of
 from vlm_pg.data.settings import DataSettings

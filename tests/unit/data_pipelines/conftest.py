@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from data_pipelines.engine import report as summary
+from data_pipelines.engine import report
 from tests.support.kept_templates import KeptTemplates
 from vlm_pg.answers.grading import PREPARE
 from vlm_pg.answers.pool import CheckerPool
@@ -23,7 +23,7 @@ def processes_once(templates: KeptTemplates) -> Iterator[None]:
     decoder, checker = decoding_pool(MediaSettings(workers=1)), CheckerPool(CheckerSettings(workers=1), [PREPARE])
     assert decoder is not None
     with templates.in_use(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summary, "MediaLoader", partial(MediaLoader, pool=decoder))
+        patch.setattr(report, "MediaLoader", partial(MediaLoader, pool=decoder))
         patch.setattr(rewarder, "CheckerPool", lambda *settings: checker)
         patch.setattr(checker, "close", lambda: None)  # by the rewarder of one case
         yield

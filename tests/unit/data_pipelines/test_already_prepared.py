@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_pipelines import gsm8k
-from data_pipelines.engine import report as already
+from data_pipelines.engine import report
 from data_pipelines.engine.output_folder import digest_of, program, write_manifest
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.sample_sets import open_records
@@ -42,10 +42,10 @@ def test_more_missing_media_than_are_allowed_now(tmp_path: Path, capsys: pytest.
     """A set that was prepared with a larger share is not what is asked for now."""
     prepared = {"train": 20, "eval": 10, "refused": {"missing_media": 10, "corrupt_media": 5}}
     manifest = {"counts": prepared, "program": program()}
-    already.print_prepared(tmp_path / "out", manifest, 0.25)
+    report.print_prepared(tmp_path / "out", manifest, 0.25)
     assert "missing_media" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"media of 10 of 40 questions were not there.*pass --overwrite"):
-        already.print_prepared(tmp_path / "out", manifest, 0.24)
+        report.print_prepared(tmp_path / "out", manifest, 0.24)
 
 
 def test_the_share_that_is_asked_for_now_counts(arguments: list[str], tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_another_version_of_the_program_is_told(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capsys.readouterr()
-    monkeypatch.setattr(already, "program", lambda: "another")
+    monkeypatch.setattr(report, "program", lambda: "another")
     before = (tmp_path / "out/manifest.json").read_bytes()
     assert gsm8k.main(arguments) == 0
     assert "Another version of this program prepared" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from data_pipelines import video_r1
-from data_pipelines.engine import resume as media_book
+from data_pipelines.engine import resume
 from data_pipelines.engine.media_check import media_settings
 from tests.support.tiny_media import mp4, write_media
 from vlm_pg.data.sample_sets import open_records
@@ -160,12 +160,12 @@ def test_media_that_are_fetched_after_a_refusal_count(folder: Path, tmp_path: Pa
 def test_a_full_disk_stops_cleanly_and_the_next_run_goes_on(
     folder: Path, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = media_book.PRAGMAS
-    monkeypatch.setattr(media_book, "PRAGMAS", ("page_size=512", *usual, "max_page_count=8"))
+    usual = resume.PRAGMAS
+    monkeypatch.setattr(resume, "PRAGMAS", ("page_size=512", *usual, "max_page_count=8"))
     with pytest.raises(VlmPgError, match=r"is full.*What was finished is kept. Make room.*it goes on"):
         prepare(folder, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
-    monkeypatch.setattr(media_book, "PRAGMAS", usual)
+    monkeypatch.setattr(resume, "PRAGMAS", usual)
     prepare(folder, tmp_path / "out")
     for path in (folder / "whole").iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes(), path.name

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_pipelines import nextqa, vsi
-from data_pipelines.engine import media_finder as module
+from data_pipelines.engine import media_finder
 from data_pipelines.engine.media_finder import MediaFinder, MissingMedia
 from tests.support.pipeline_rows import empty_files
 from tests.support.tiny_media import write_media
@@ -91,19 +91,19 @@ def test_the_search_has_an_end_and_is_made_once(tmp_path: Path, monkeypatch: pyt
     assert "there is 'z/" in said(tmp_path, "clevrer", BOTH, searched=6)
     assert "No file of that name is in the root" in said(tmp_path, "clevrer", "video_10429.mp4", searched=6)
     walks = []
-    whole = module.files_in
-    monkeypatch.setattr(module, "files_in", lambda *given: walks.append(given) or whole(*given))
+    whole = media_finder.files_in
+    monkeypatch.setattr(media_finder, "files_in", lambda *given: walks.append(given) or whole(*given))
     dataset = dataset_of("clevrer")
     missing = MissingMedia(finder := MediaFinder(tmp_path, dataset))
     for number in range(20):
         path = finder.path_of(f"video_1000{number}.mp4")
         missing.fault(path)
-    assert [given[1] for given in walks].count(module.EVERYTHING) == 1
+    assert [given[1] for given in walks].count(media_finder.EVERYTHING) == 1
 
 
 def test_what_is_said_does_not_depend_on_what_was_asked_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As other processes judge other rows."""
-    monkeypatch.setattr(module, "_MAX_ROOTS", 4)
+    monkeypatch.setattr(media_finder, "_MAX_ROOTS", 4)
     names = [f"{number}.mp4" for number in range(8)]
     empty_files(tmp_path, *(f"x{name[0]}/{name}" for name in names))
 

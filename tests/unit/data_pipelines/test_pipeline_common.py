@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from data_pipelines import gsm8k
-from data_pipelines.common import progress, run
+from data_pipelines import gsm8k, run
 from data_pipelines.engine import output_folder
 from data_pipelines.engine.output_folder import MANIFEST, find_prepared, locked, write_manifest
 from vlm_pg.errors import ConfigError
+from vlm_pg.progress import Bar
 from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.types import BadSample, Sample
 
@@ -198,9 +198,12 @@ def test_gold_answers_that_cannot_be_rewarded_are_refused(answer: str, answer_ki
     assert re.search(f"{said}.*must earn the full reward", str(fault))
 
 
-def test_progress_yields_everything_and_prints_a_line_a_quarter(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress(iter(range(100)), 100, "Checking")) == list(range(100))
-    assert capsys.readouterr().out.splitlines() == [f"Checking: {done} of 100" for done in (25, 50, 75, 100)]
+def test_progress_is_a_line_a_quarter(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar("Checking", 100) as bar:
+        for _ in range(100):
+            bar.advance(1)
+    lines = [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == [f"Checking: {done} of 100" for done in (25, 50, 75, 100)]
 
 
 def test_user_errors_of_a_script_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:

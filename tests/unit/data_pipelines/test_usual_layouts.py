@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pipelines import clevrer as numbered
+from data_pipelines import clevrer
 from data_pipelines.engine.annotation_files import count_rows
 from data_pipelines.engine.judging import Source
 from data_pipelines.engine.media_finder import MediaFinder
@@ -141,8 +141,8 @@ def test_what_lies_beside_is_looked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, folder: str
 ) -> None:
     """Not for each of a folder's ten thousand videos."""
-    number, looks, count = numbered._number, [0], 60
-    monkeypatch.setattr(numbered, "_number", lambda stem: looks.__setitem__(0, looks[0] + 1) or number(stem))
+    number, looks, count = clevrer._number, [0], 60
+    monkeypatch.setattr(clevrer, "_number", lambda stem: looks.__setitem__(0, looks[0] + 1) or number(stem))
     first = 0 if name == "clevrer" else 10_000  # of Perception Test's names those that both have
     names = [f"video_{one:05d}.mp4" for one in range(first, first + count)]
     empty_files(tmp_path, *(f"{folder}/{one}" for one in names))
