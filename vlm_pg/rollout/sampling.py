@@ -113,7 +113,7 @@ class TokenSampler:
         self,
         logits: torch.Tensor,
         uniform: torch.Tensor,
-        num_generated: Sequence[int] | torch.Tensor,
+        num_generated: Sequence[int],
         seen: torch.Tensor | None,
         said: torch.Tensor | None = None,
     ) -> Choice:
@@ -122,7 +122,7 @@ class TokenSampler:
         Args:
             logits: [n, V] in any floating dtype, rounded nowhere; left as they are.
             uniform: fp64 [n] in [0, 1), one random number per rollout; unused when greedy.
-            num_generated: [n] response tokens so far, on the host or on the device.
+            num_generated: [n] response tokens so far.
             seen: bool [n, V], tokens of prompt and response so far; only where ``needs_seen``.
             said: bool [n, V], tokens of the response so far; only where ``needs_said``.
         """
@@ -150,7 +150,7 @@ class TokenSampler:
     def scores(
         self,
         logits: torch.Tensor,
-        num_generated: Sequence[int] | torch.Tensor,
+        num_generated: Sequence[int],
         seen: torch.Tensor | None,
         said: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -170,7 +170,10 @@ class TokenSampler:
             # OpenAI's definition: once, however often a token occurred; the prompt's tokens do not count.
             scores.add_(said, alpha=-settings.presence_penalty)
         scores.index_fill_(1, self._media, -torch.inf)
-        self._forbid_early_stops(scores, num_generated)
+        too_short = [count < settings.min_new_tokens for count in num_generated]
+        if any(too_short):
+            early = torch.tensor(too_short).to(scores.device, non_blocking=True)[:, None]
+            scores[:, self._stops] = scores[:, self._stops].masked_fill(early, -torch.inf)
         if settings.temperature == 0:
             return scores
         if settings.temperature != 1.0:
@@ -182,20 +185,6 @@ class TokenSampler:
         if settings.min_p > 0:
             scores = _keep_min_p(scores, settings.min_p)
         return scores
-
-    def _forbid_early_stops(self, scores: torch.Tensor, num_generated: Sequence[int] | torch.Tensor) -> None:
-        """Stop tokens to ``-inf``, in place, in the rows of responses shorter than ``min_new_tokens``."""
-        shortest = self._settings.min_new_tokens
-        if shortest == 0:
-            return
-        if isinstance(num_generated, torch.Tensor):
-            early = num_generated < shortest
-        else:
-            too_short = [count < shortest for count in num_generated]
-            if not any(too_short):
-                return
-            early = torch.tensor(too_short).to(scores.device, non_blocking=True)
-        scores[:, self._stops] = scores[:, self._stops].masked_fill(early[:, None], -torch.inf)
 
 
 def _penalized(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:

@@ -97,7 +97,7 @@ def test_most_tokens_of_a_medium_by_its_settings(changes: dict[str, object], ref
 
 @pytest.mark.parametrize("changes", [{}, {"max_frames": 768, "max_pixels": 600 * 784}, {"video_tokens": 700}])
 def test_no_video_has_more_tokens_than_its_settings_allow(changes: dict[str, int]) -> None:
-    """Sizes of real frames, from small to 4K, by the rule that chooses them (``media/budget.py``)."""
+    """Sizes of real frames, from small to 4K, by the rule that chooses them (``media/sampling.py``)."""
     settings, chance = MediaSettings(**changes), random.Random(5)  # type: ignore[arg-type]
     most, seen = most_visual_tokens(MediaRef("video", "a"), settings, 28), 0
     for _ in range(300):

@@ -202,14 +202,10 @@ def test_media_tokens_are_never_chosen(temperature: float) -> None:
         assert torch.allclose(chosen.sampling_logprobs, expected[chosen.tokens], atol=1e-6)
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-def test_stop_tokens_wait_for_each_rows_own_length(on_device: bool) -> None:
+def test_stop_tokens_wait_for_each_rows_own_length() -> None:
     values = torch.zeros(4, VOCAB_SIZE)
     values[:, STOPS[1]] = 50.0
-    generated = [0, 3, 2, 9]
-    chosen = sampler(min_new_tokens=3).choose(
-        values, one_stream(4), torch.tensor(generated) if on_device else generated, None
-    )
+    chosen = sampler(min_new_tokens=3).choose(values, one_stream(4), [0, 3, 2, 9], None)
     assert [token in STOPS for token in chosen.tokens.tolist()] == [False, True, False, True]
 
 
@@ -280,16 +276,13 @@ def test_a_draw_depends_on_its_name_and_not_on_the_rows_around_it() -> None:
     assert len({token for token, _, _ in together}) > 3
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_host_never_waits_for_the_device(name: str) -> None:
+@pytest.mark.parametrize("settings", [*SETTINGS.values(), {"presence_penalty": 1.5}], ids=[*SETTINGS, "presence"])
+def test_the_host_never_waits_for_the_device(settings: dict[str, Any]) -> None:
     """A tensor without values cannot be read by the host: the call would raise."""
     with FakeTensorMode():
-        chosen = sampler(**SETTINGS[name]).choose(
-            torch.empty(2, VOCAB_SIZE),
-            torch.empty(2, dtype=torch.float64),
-            torch.empty(2, dtype=torch.int64),
-            torch.empty(2, VOCAB_SIZE, dtype=torch.bool),
-        )
+        values, uniform = torch.empty(2, VOCAB_SIZE), torch.empty(2, dtype=torch.float64)
+        seen, said = torch.empty(2, 2, VOCAB_SIZE, dtype=torch.bool)
+        chosen = sampler(**settings).choose(values, uniform, [0, 1], seen, said)
     assert (
         chosen.tokens.shape == chosen.logprobs.shape == chosen.sampling_logprobs.shape == chosen.entropies.shape == (2,)
     )
@@ -319,17 +312,6 @@ def test_the_presence_penalty_is_taken_once_behind_the_repetition_penalty_and_be
 def test_a_presence_penalty_beyond_openais_range_is_refused(penalty: float) -> None:
     with pytest.raises(ValueError, match="presence_penalty"):
         RolloutSettings(presence_penalty=penalty)
-
-
-def test_with_a_presence_penalty_the_host_does_not_wait_either() -> None:
-    with FakeTensorMode():
-        sampler(presence_penalty=1.5).choose(
-            torch.empty(2, VOCAB_SIZE),
-            torch.empty(2, dtype=torch.float64),
-            torch.empty(2, dtype=torch.int64),
-            None,
-            torch.empty(2, VOCAB_SIZE, dtype=torch.bool),
-        )
 
 
 @pytest.mark.parametrize("token", [VOCAB_SIZE, -1])

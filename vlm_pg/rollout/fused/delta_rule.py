@@ -1,7 +1,6 @@
-"""The gated delta rule for one token as one Triton kernel: each state is read once and written once.
+"""One token of the gated delta rule as one Triton kernel: each state is read once and written once.
 
-The same formula as ``delta_step``, whose torch operators read a state three times and write it twice. Importing this
-module needs Triton, which comes with torch's builds for GPUs; running it needs a GPU, or Triton's interpreter.
+``linear_step.gated_delta_step_`` has the formula; its torch operators read a state three times and write it twice.
 """
 
 from __future__ import annotations
