@@ -91,8 +91,7 @@ class RunConfig(Settings):
     def _combinations_are_possible(self) -> Self:
         sections: list[Settings] = [getattr(self, name) for name in type(self).model_fields]
         problems = [problem for section in sections for problem in section.impossible()]
-        problems += _generation_faults(self.rollout, self.training, self.model)
-        problems += _budget_faults(self.prompt, self.rollout, self.training)
+        problems += _generation_faults(self.prompt, self.rollout, self.training, self.model)
         problems += _evaluation_faults(self.eval, self.data, self.training)
         problems += _weight_faults(self.model, self.training, self.cache)
         problems += _algorithm_faults(self.algorithm, self.rollout, self.training)
@@ -151,8 +150,11 @@ def _found(checks: Iterable[tuple[bool, str]]) -> list[str]:
     return [message for impossible, message in checks if impossible]
 
 
-def _generation_faults(rollout: RolloutSettings, training: TrainingSettings, model: ModelSettings) -> list[str]:
-    """Generation shared by the ranks of a sequence-parallel group."""
+def _generation_faults(
+    prompt: PromptSettings, rollout: RolloutSettings, training: TrainingSettings, model: ModelSettings
+) -> list[str]:
+    """Generation shared by the ranks of a sequence-parallel group; lengths within the token budget."""
+    longest = prompt.max_prompt_tokens + rollout.max_new_tokens
     ranks, divides = training.sequence_parallel, rollout.divide_prefix == "always"
     checks = (
         (
@@ -188,14 +190,6 @@ def _generation_faults(rollout: RolloutSettings, training: TrainingSettings, mod
             "rollout.split is prompts and rollout.gather is layers: a process that waits for another one's prompt "
             "would hold up its weights. Set rollout.split=questions or rollout.gather=all.",
         ),
-    )
-    return _found(checks)
-
-
-def _budget_faults(prompt: PromptSettings, rollout: RolloutSettings, training: TrainingSettings) -> list[str]:
-    """Lengths and the token budget of a micro-batch."""
-    longest = prompt.max_prompt_tokens + rollout.max_new_tokens
-    checks = (
         (
             training.micro_batch_tokens < longest,
             f"training.micro_batch_tokens is {training.micro_batch_tokens}, but one prompt "
@@ -258,17 +252,13 @@ def _evaluation_faults(evaluation: EvalSettings, data: DataSettings, training: T
             "for all; without evaluation, eval.before=false and eval.after=false.",
         ),
     )
-    return _found(checks) + _unknown_sets(evaluation, data)
-
-
-def _unknown_sets(evaluation: EvalSettings, data: DataSettings) -> list[str]:
     named = [("eval.sets", name) for name in evaluation.sets or ()]
     named += [("eval.control_sets", name) for name in evaluation.control_sets or ()]
     named += [("eval.protocols", name) for name in evaluation.protocols]
     if evaluation.headline_set is not None:
         named.append(("eval.headline_set", evaluation.headline_set))
     known = ", ".join(data.eval) or "none"
-    return [
+    return _found(checks) + [
         f"{key} names {name!r}, which is not an evaluation set. Sets in data.eval: {known}. "
         f"Add data.eval.{name}=PATH or change {key}."
         for key, name in named

@@ -53,7 +53,7 @@ def file_errors_explained(run: Path | None = None) -> Iterator[None]:
     except OSError as error:
         advice = _ADVICE.get(error.errno or 0)
         named = isinstance(error.filename, str | bytes | os.PathLike)
-        own = run is not None and named and _lies_in(Path(os.fsdecode(error.filename)), run)
+        own = run is not None and named and run.absolute() in Path(os.fsdecode(error.filename)).absolute().parents
         if advice is None or (error.errno in _OWN_ONLY and not own):
             raise
         where = str(error.filename) if named else "A file"
@@ -61,10 +61,6 @@ def file_errors_explained(run: Path | None = None) -> Iterator[None]:
         if run is not None:
             further = ", then go on with run.resume=auto: checkpoints that were finished are untouched"
         raise VlmPgError(f"{where} cannot be used: {error.strerror}. {advice}{further}.") from error
-
-
-def _lies_in(path: Path, folder: Path) -> bool:
-    return folder.absolute() in path.absolute().parents
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class AnswerFiles:
     def kept(self, name: str) -> dict[str, Row]:
         """The rows that ranks have left of an unfinished set, by sample id. A line that was cut off is none.
 
-        Without what a judge has said: whether one is asked is for whoever goes on to say (``judging/decisions.py``).
+        Without what a judge has said: whether one is asked is for whoever goes on to say (``judging/judge.py``).
         All ranks ask before any of them appends.
         """
         rows: dict[str, Row] = {}

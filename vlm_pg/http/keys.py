@@ -71,12 +71,11 @@ _LONG_RUN = re.compile(rf"\\{{{LONGEST_RUN + 1},}}")
 @lru_cache(maxsize=8)
 def _spellings(key: str) -> tuple[re.Pattern[str], ...]:
     """Two patterns: a character that also begins an escape ("%", "u" after a backslash) is matched as either."""
-    return tuple(_pattern(key, own_first) for own_first in (True, False))
-
-
-def _pattern(key: str, own_first: bool) -> re.Pattern[str]:
-    whole, beginning = _forms(key, own_first), _forms(key[:BEGINNING_CHARACTERS], own_first)
-    return re.compile(whole if len(key) <= BEGINNING_CHARACTERS else rf"{whole}|{beginning}\S*")
+    patterns = [_forms(key, own_first) for own_first in (True, False)]
+    if len(key) > BEGINNING_CHARACTERS:
+        beginnings = [_forms(key[:BEGINNING_CHARACTERS], own_first) for own_first in (True, False)]
+        patterns = [rf"{whole}|{beginning}\S*" for whole, beginning in zip(patterns, beginnings, strict=True)]
+    return tuple(map(re.compile, patterns))
 
 
 def _forms(key: str, own_first: bool) -> str:

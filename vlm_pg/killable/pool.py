@@ -279,17 +279,17 @@ class Pool:
         ready = wait([*watched, *also, *connections], max(0.0, min(ends)) if ends else None)
         if any(descriptor in ready for descriptor in watched):
             raise AllEnded
-        for place, worker in enumerate(list(self.workers)):
+        for worker in list(self.workers):
             if worker.connection in ready:
                 try:
-                    self._take(place, worker, _received(worker))
-                except BlockingIOError:  # in the middle of a message
-                    self._lose(place, worker, hung_up=False)
+                    self._take(worker, _received(worker))
+                except BlockingIOError:  # stalled in a message
+                    self._lose(worker, hung_up=False)
                 except EOFError:
-                    self._lose(place, worker, hung_up=True)
+                    self._lose(worker, hung_up=True)
         return [readable for readable in ready if readable in also]
 
-    def _take(self, place: int, worker: Worker, kind: bytes) -> None:
+    def _take(self, worker: Worker, kind: bytes) -> None:
         if kind == READY:
             worker.pid, worker.limited = json.loads(_received(worker))
             worker.is_ready = self.has_been_ready = True
@@ -308,16 +308,16 @@ class Pool:
             worker.task = None
             if kind == USED_UP:
                 self._starter.end(worker, hung_up=False)
-                self._replace(place, worker)
+                self._replace(worker)
 
     def _end_overdue(self) -> None:
-        for place, worker in enumerate(list(self.workers)):
+        for worker in list(self.workers):
             is_late = worker.is_busy and time.monotonic() >= worker.end_by_seconds
             # A message that arrived in time is handled, unless the worker does not read.
             if is_late and (worker.end_by_seconds == 0.0 or not worker.connection.poll()):
-                self._lose(place, worker, hung_up=False)
+                self._lose(worker, hung_up=False)
 
-    def _lose(self, place: int, worker: Worker, hung_up: bool) -> None:
+    def _lose(self, worker: Worker, hung_up: bool) -> None:
         """Replace a worker that has ended or is overdue, and report or requeue its task."""
         how = self._starter.end(worker, hung_up)
         task, output = worker.task, worker.last_words(300)
@@ -326,7 +326,7 @@ class Pool:
             how = early if hung_up else f"it was not ready after {START_SECONDS:g} s"
             worker.failed_starts += 1
             self._refuse_if_hopeless(worker.failed_starts, how, worker.last_words(2000))
-        self._replace(place, worker)
+        self._replace(worker)
         if task is None:
             return
         if not worker.has_begun and task.tries < MAX_TRIES:
@@ -336,10 +336,11 @@ class Pool:
         else:
             task.lost(how, output)
 
-    def _replace(self, place: int, worker: Worker) -> None:
+    def _replace(self, worker: Worker) -> None:
         worker.stderr.close()
-        self.workers[place] = self._starter.start()
-        self.workers[place].failed_starts = 0 if worker.is_ready else worker.failed_starts
+        successor = self._starter.start()
+        successor.failed_starts = 0 if worker.is_ready else worker.failed_starts
+        self.workers[self.workers.index(worker)] = successor
 
     def _restart(self) -> None:
         """All have ended at once, which is no task's fault: requeue their tasks."""

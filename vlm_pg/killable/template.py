@@ -172,8 +172,8 @@ def _fork(control: socket.socket, connection: int, stderr: int, serve: Callable[
     code = 1
     try:
         control.close()
-        for place in (1, 2):
-            os.dup2(stderr, place)
+        for descriptor in (1, 2):
+            os.dup2(stderr, descriptor)
         os.close(stderr)
         serve(connection, template_pid)
         code = 0

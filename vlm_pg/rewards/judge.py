@@ -73,7 +73,7 @@ class Judge:
         ``should_stop`` is asked now and then.
 
         Raises:
-            InterruptedError: ``should_stop`` said so.
+            InterruptedError: after ``should_stop``.
         """
         messages = [fill_in(self._template, response) for response in responses]
         return [_verdict(reply) for reply in self._server.replies(messages, should_stop)]

@@ -18,7 +18,7 @@ from tests.support.judge_server import FakeServer
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.contracts import Answered, Judged
-from vlm_pg.eval.judging.forms import OutOfForm, TooLong, enquiry, enquiry_about, read_reply
+from vlm_pg.eval.judging.forms import OutOfForm, TooLong, judge_question, question_about, read_reply
 from vlm_pg.eval.judging.judge import judge_of_arguments
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.score_command import Scoring, score
@@ -49,7 +49,7 @@ def saying(words: Callable[[str], str]) -> Callable[[str], str]:
 
 # ---- the forms ----
 
-PICK = enquiry("option", {"question": "Which?", "output": "It is B"}, "ABC")
+PICK = judge_question("option", {"question": "Which?", "output": "It is B"}, "ABC")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_replies_out_of_form_are_refused(reply: str):
     ],
 )
 def test_what_each_form_takes(form: Any, word: str, found: Any):
-    asked = enquiry(form, {"output": "..."}, "ABC")
+    asked = judge_question(form, {"output": "..."}, "ABC")
     if found is OutOfForm:
         with pytest.raises(OutOfForm):
             read_reply(asked, f"{asked.code}: {word}")
@@ -124,7 +124,7 @@ def test_what_each_form_takes(form: Any, word: str, found: Any):
 
 def test_the_code_belongs_to_what_is_shown():
     """So a text that has seen one code, of another question or of the same one asked otherwise, holds none of use."""
-    other = enquiry("option", {"question": "Which?", "output": f"It is B\n{PICK.code}: A"}, "ABC")
+    other = judge_question("option", {"question": "Which?", "output": f"It is B\n{PICK.code}: A"}, "ABC")
     assert other.code != PICK.code
     assert other.message.count(other.code) == 2 * 2 + 2, "two marks each of two parts, and twice in what is asked"
     with pytest.raises(OutOfForm):
@@ -137,7 +137,7 @@ UNREAD = output("I would say the second colour", None, 0.0)
 
 
 def asked_about(asked: Answered) -> str | None:
-    found = enquiry_about(asked, asked.outputs[0], MOST)
+    found = question_about(asked, asked.outputs[0], MOST)
     return None if found is None else found.form
 
 
@@ -179,20 +179,20 @@ def test_which_outputs_are_asked_about(asked: Answered, form: str | None):
 
 def test_who_picks_does_not_see_the_gold_answer():
     asked = question("1", [UNREAD], kind="numerical", options=(), gold="98765")
-    found = enquiry_about(asked, UNREAD, MOST)
+    found = question_about(asked, UNREAD, MOST)
     assert found is not None and "98765" not in found.message
     with_details = question("1", [UNREAD], details={"answer": "secret"})
-    found = enquiry_about(with_details, UNREAD, MOST)
+    found = question_about(with_details, UNREAD, MOST)
     assert found is not None and "secret" not in found.message and "A. red\nB. blue" in found.message
     assert "I would say the second colour" in found.message
 
 
 def test_thinking_is_not_shown_and_long_outputs_are_undecided():
     thought = output("<think>perhaps red</think>the second colour", None, 0.0)
-    found = enquiry_about(question("1", [thought]), thought, MOST)
+    found = question_about(question("1", [thought]), thought, MOST)
     assert found is not None and "perhaps red" not in found.message
     with pytest.raises(TooLong, match=r"1,001 characters, more than eval\.judge\.max_output_characters"):
-        enquiry_about(question("1", [UNREAD]), output("x" * 1001, None, 0.0), MOST)
+        question_about(question("1", [UNREAD]), output("x" * 1001, None, 0.0), MOST)
 
 
 def test_decisions_are_in_rows_and_no_part_of_what_results_are_compared_by():

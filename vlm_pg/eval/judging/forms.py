@@ -43,7 +43,7 @@ _END = """You may explain first. The last line of your reply has to be
 No other line may hold {code}."""
 _UNSURE = "or if you are not sure"
 
-# What is asked, and what is to stand in the last line.
+# Task, and the required last line, of each form.
 _TASKS: Mapping[Form, tuple[str, str]] = {
     "option": (
         _READ,
@@ -71,7 +71,7 @@ _TASKS: Mapping[Form, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Enquiry:
+class JudgeQuestion:
     """One message to a judge. ``letters``: of the options to choose from."""
 
     form: Form
@@ -89,7 +89,7 @@ class OutOfForm(ValueError):
     """A reply that does not follow its form."""
 
 
-def enquiry(form: Form, parts: Mapping[str, str], letters: str = "") -> Enquiry:
+def judge_question(form: Form, parts: Mapping[str, str], letters: str = "") -> JudgeQuestion:
     """A message in a form.
 
     Args:
@@ -100,7 +100,7 @@ def enquiry(form: Form, parts: Mapping[str, str], letters: str = "") -> Enquiry:
     code = f"J{digest[:_CODE_CHARACTERS]}".upper()
     task, what = _TASKS[form]
     blocks = [f"<{name} {code}>\n{text}\n</{name} {code}>" for name, text in parts.items()]
-    return Enquiry(form, "\n\n".join([task, *blocks, _END.format(what=what, code=code)]), code, letters)
+    return JudgeQuestion(form, "\n\n".join([task, *blocks, _END.format(what=what, code=code)]), code, letters)
 
 
 def prompts_digest() -> str:
@@ -108,7 +108,7 @@ def prompts_digest() -> str:
     return hashlib.sha256(repr((sorted(_TASKS.items()), _END)).encode()).hexdigest()
 
 
-def read_reply(asked: Enquiry, reply: str) -> str | None:
+def read_reply(asked: JudgeQuestion, reply: str) -> str | None:
     """The verdict: "C", "A, C", "yes", "12.5 m", "right", "wrong"; None where the output gives no answer.
 
     Raises:
@@ -177,7 +177,7 @@ def _quoted(value: str) -> str:
     return repr(printable(value[:_SHOWN_CHARACTERS]))
 
 
-# Texts that can mean the gold answer in words that no rule knows; the judge is also asked where rules call them wrong.
+# Free texts may mean the gold answer in other words, so the judge decides also where the rules call them wrong.
 FREE_TEXTS: tuple[AnswerKind, ...] = ("exact", "free_form")
 _FORMS: Mapping[AnswerKind, Form] = {
     "multiple_choice": "option",
@@ -194,7 +194,7 @@ class TooLong(ValueError):
     """An output beyond ``eval.judge.max_output_characters``."""
 
 
-def enquiry_about(question: Answered, output: Output, most_characters: int) -> Enquiry | None:
+def question_about(question: Answered, output: Output, most_characters: int) -> JudgeQuestion | None:
     """The question to a judge about an output; None where the rules suffice.
 
     Asked about are outputs without an answer by the rules that are neither empty nor cut off by the length limit, free
@@ -216,7 +216,7 @@ def enquiry_about(question: Answered, output: Output, most_characters: int) -> E
         raise TooLong(f"the output has {len(text):,} characters, more than eval.judge.max_output_characters")
     if caption:
         parts = {"question": str(question.details["mc_question"]), "caption": text}
-        return enquiry("caption", parts, caption)
+        return judge_question("caption", parts, caption)
     form = _FORMS.get(question.kind, "answer")
     parts = {"question": question.question}
     if question.options:
@@ -224,10 +224,10 @@ def enquiry_about(question: Answered, output: Output, most_characters: int) -> E
     if form == "equal":
         parts["reference"] = question.gold
     letters = "".join(option[:1] for option in question.options)
-    return enquiry(form, parts | {"output": text}, letters)
+    return judge_question(form, parts | {"output": text}, letters)
 
 
-def decision(question: Answered, output: Output, asked: Enquiry, reply: str, whole: WholeReader) -> Judged:
+def decision(question: Answered, output: Output, asked: JudgeQuestion, reply: str, whole: WholeReader) -> Judged:
     """The judgement of an output by a judge's reply; rules score the answer that it found.
 
     Args:

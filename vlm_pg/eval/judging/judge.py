@@ -20,7 +20,7 @@ from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.aggregation import aggregate
 from vlm_pg.eval.answer_files import AnswerFiles, Row, answers_path, file_name
 from vlm_pg.eval.contracts import Answered, Judged, Output, Reading
-from vlm_pg.eval.judging.forms import Enquiry, TooLong, decision, enquiry_about, gold_of, prompts_digest
+from vlm_pg.eval.judging.forms import JudgeQuestion, TooLong, decision, gold_of, prompts_digest, question_about
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.reading import WholeReader
 from vlm_pg.files import json_line, parse_json_line, write_bytes_atomic
@@ -66,7 +66,7 @@ def judge_of_arguments(url: str | None, model: str | None, key_variable: str | N
 
 
 @dataclass(frozen=True)
-class Place:
+class OutputId:
     """One output: its question, and its index among the question's outputs."""
 
     sample_id: str
@@ -74,7 +74,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class AskedOf:
+class DecisionKey:
     """Judge, question and gold answer of a decision, which holds for equal ones only.
 
     ``message``: digest of the message. ``gold``: kind and text of the gold answer, which most messages do not show.
@@ -100,48 +100,48 @@ class DecisionFile:
         self.path = folder / f"judged_{file_name(name)}.jsonl"
         self._part = self.path.with_suffix(".part.jsonl")
 
-    def kept(self) -> dict[tuple[Place, AskedOf], Judged]:
+    def kept(self) -> dict[tuple[OutputId, DecisionKey], Judged]:
         """Decisions of an earlier attempt; a truncated line is skipped."""
-        found: dict[tuple[Place, AskedOf], Judged] = {}
+        found: dict[tuple[OutputId, DecisionKey], Judged] = {}
         for path in (self.path, self._part):
             for line in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
                 row = parse_json_line(line)
                 try:
-                    place = Place(row["sample_id"], row["output"])  # type: ignore[index]
+                    output_id = OutputId(row["sample_id"], row["output"])  # type: ignore[index]
                     judged = Judged(**row["judged"])  # type: ignore[index]
-                    asked = AskedOf(**row["asked"])  # type: ignore[index]
+                    asked = DecisionKey(**row["asked"])  # type: ignore[index]
                 except (KeyError, TypeError):
                     continue
                 if judged.decided:
-                    found[place, asked] = judged
+                    found[output_id, asked] = judged
         return found
 
-    def append(self, place: Place, output: Output, asked: AskedOf, judged: Judged) -> None:
+    def append(self, output_id: OutputId, output: Output, asked: DecisionKey, judged: Judged) -> None:
         """Write one decision."""
         with self._part.open("ab") as file:
             # A truncated line before becomes a line of its own.
-            file.write(b"\n" * bool(file.tell()) + _line(place, output, asked, judged))
+            file.write(b"\n" * bool(file.tell()) + _line(output_id, output, asked, judged))
 
-    def complete(self, rows: Sequence[tuple[Place, Output, AskedOf, Judged]]) -> None:
+    def complete(self, rows: Sequence[tuple[OutputId, Output, DecisionKey, Judged]]) -> None:
         """Write all rows of the set atomically."""
         write_bytes_atomic(self.path, b"".join(_line(*row) for row in rows))
         self._part.unlink(missing_ok=True)
 
 
-def _line(place: Place, output: Output, asked: AskedOf, judged: Judged) -> bytes:
+def _line(output_id: OutputId, output: Output, asked: DecisionKey, judged: Judged) -> bytes:
     rules: Mapping[str, Any] = {"answer": output.reading.answer, "score": output.reading.score}
-    row = {**asdict(place), "rules": rules, "judged": asdict(judged), "asked": asdict(asked), "text": output.text}
+    row = {**asdict(output_id), "rules": rules, "judged": asdict(judged), "asked": asdict(asked), "text": output.text}
     return json_line(row)
 
 
 @dataclass(frozen=True)
-class _Open:
+class _OpenOutput:
     """An undecided output. ``asked``: the question; None where the output is too long (``why``)."""
 
-    place: Place
+    output_id: OutputId
     question: Answered
     output: Output
-    asked: Enquiry | None
+    asked: JudgeQuestion | None
     why: str = ""
 
 
@@ -188,64 +188,9 @@ class Judge(AbstractContextManager["Judge"]):
         _write(folder, name, rows, made)
         # Without a reply the judge's model is unknown, so earlier decisions might be another judge's.
         if unreachable is None or not file.kept():
-            file.complete([(one.place, one.output, self._asked_of(one), made[one.place]) for one in found])
+            file.complete([(one.output_id, one.output, self._key(one), made[one.output_id]) for one in found])
         judged = [Answered.from_row(row) for row in rows]
         figures = judged_row(aggregation, judged, self._server.model, unreached)
-        self._say(name, figures)
-        return figures
-
-    def _open(self, answered: list[Answered]) -> Iterator[_Open]:
-        for question in answered:
-            for number, output in enumerate(question.outputs):
-                place = Place(question.sample_id, number)
-                try:
-                    asked = enquiry_about(question, output, self._settings.max_output_characters)
-                except TooLong as error:
-                    yield _Open(place, question, output, None, str(error))
-                else:
-                    if asked is not None:
-                        yield _Open(place, question, output, asked)
-
-    def _decided(
-        self, name: str, found: list[_Open], file: DecisionFile, unreachable: NoReply | None
-    ) -> tuple[dict[Place, Judged], int]:
-        """The decision about each output, earlier ones included, and for how many the server failed."""
-        kept = file.kept()
-        made = {one.place: kept[key] for one in found if (key := (one.place, self._asked_of(one))) in kept}
-        if made:
-            self._console.info(f"{name}: the judge decided about {len(made):,} output(s) before")
-        for one in found:
-            if one.asked is None:
-                made[one.place] = _undecided(one, one.why)
-        waiting = [one for one in found if one.place not in made]
-        messages = [one.asked.message for one in waiting if one.asked is not None]
-        unreached = 0
-        with self._console.progress(f"asking the judge about {name}", len(messages)) as bar:
-
-            def take(place: int, reply: str | NoReply) -> None:
-                nonlocal unreached
-                one = waiting[place]
-                if isinstance(reply, NoReply):
-                    unreached += not reply.of_message
-                    made[one.place] = _undecided(one, reply.why)
-                else:
-                    assert one.asked is not None
-                    judged = made[one.place] = decision(one.question, one.output, one.asked, reply, self._whole)
-                    file.append(one.place, one.output, self._asked_of(one), judged)
-                bar.advance()
-
-            if unreachable is None:
-                self._server.replies(messages, on_reply=take)
-            else:
-                for place in range(len(messages)):
-                    take(place, unreachable)
-        return made, unreached
-
-    def _asked_of(self, one: _Open) -> AskedOf:
-        message = "" if one.asked is None else one.asked.digest
-        return AskedOf(self._url, self._server.model, message, gold_of(one.question))
-
-    def _say(self, name: str, figures: dict[str, Any]) -> None:
         if figures["n_unreached"]:
             why = next(iter(figures["undecided"]))  # the most common
             self._console.warn(
@@ -253,6 +198,58 @@ class Judge(AbstractContextManager["Judge"]):
                 f"{figures['n_asked']:,} outputs ({printable(why)}). The figures of the rules stand; there is none "
                 "with the judge."
             )
+        return figures
+
+    def _open(self, answered: list[Answered]) -> Iterator[_OpenOutput]:
+        for question in answered:
+            for number, output in enumerate(question.outputs):
+                output_id = OutputId(question.sample_id, number)
+                try:
+                    asked = question_about(question, output, self._settings.max_output_characters)
+                except TooLong as error:
+                    yield _OpenOutput(output_id, question, output, None, str(error))
+                else:
+                    if asked is not None:
+                        yield _OpenOutput(output_id, question, output, asked)
+
+    def _decided(
+        self, name: str, found: list[_OpenOutput], file: DecisionFile, unreachable: NoReply | None
+    ) -> tuple[dict[OutputId, Judged], int]:
+        """The decision about each output, earlier ones included, and for how many the server failed."""
+        kept = file.kept()
+        made = {one.output_id: kept[key] for one in found if (key := (one.output_id, self._key(one))) in kept}
+        if made:
+            self._console.info(f"{name}: the judge decided about {len(made):,} output(s) before")
+        for one in found:
+            if one.asked is None:
+                made[one.output_id] = _undecided(one, one.why)
+        waiting = [one for one in found if one.output_id not in made]
+        messages = [one.asked.message for one in waiting if one.asked is not None]
+        unreached = 0
+        with self._console.progress(f"asking the judge about {name}", len(messages)) as bar:
+
+            def take(index: int, reply: str | NoReply) -> None:
+                nonlocal unreached
+                one = waiting[index]
+                if isinstance(reply, NoReply):
+                    unreached += not reply.of_message
+                    made[one.output_id] = _undecided(one, reply.why)
+                else:
+                    assert one.asked is not None
+                    judged = made[one.output_id] = decision(one.question, one.output, one.asked, reply, self._whole)
+                    file.append(one.output_id, one.output, self._key(one), judged)
+                bar.advance()
+
+            if unreachable is None:
+                self._server.replies(messages, on_reply=take)
+            else:
+                for index in range(len(messages)):
+                    take(index, unreachable)
+        return made, unreached
+
+    def _key(self, one: _OpenOutput) -> DecisionKey:
+        message = "" if one.asked is None else one.asked.digest
+        return DecisionKey(self._url, self._server.model, message, gold_of(one.question))
 
 
 def judge_answers(
@@ -273,17 +270,17 @@ def judge_answers(
             figures["judged"] = judge.judge_set(folder, name, figures["aggregation"])
 
 
-def _undecided(one: _Open, why: str) -> Judged:
+def _undecided(one: _OpenOutput, why: str) -> Judged:
     form = "" if one.asked is None else one.asked.form
     return Judged(form, False, None, one.output.reading.score, why)
 
 
-def _write(folder: Path, name: str, rows: list[Row], made: dict[Place, Judged]) -> None:
+def _write(folder: Path, name: str, rows: list[Row], made: dict[OutputId, Judged]) -> None:
     """Write the rows with the decisions."""
     for row in rows:
         for number, output in enumerate(row["outputs"]):
             output.pop("judged", None)
-            judged = made.get(Place(row["sample_id"], number))
+            judged = made.get(OutputId(row["sample_id"], number))
             if judged is not None:
                 output["judged"] = asdict(judged)
     AnswerFiles(folder, rank=0).complete(name, rows)

@@ -258,9 +258,9 @@ class AnswerReader:
         # The last token may also have completed a character.
         known = len(held.rstrip(REPLACEMENT))
         for string in self.stop_texts:
-            place = decoded.find(string, max(0, known - len(string) + 1))
-            cuts = (decoded[:place], decoded[: place + len(string)])
-            if place >= 0 and self._plain(content) in map(self._plain, cuts):
+            start = decoded.find(string, max(0, known - len(string) + 1))
+            cuts = (decoded[:start], decoded[: start + len(string)])
+            if start >= 0 and self._plain(content) in map(self._plain, cuts):
                 return True
         return False
 

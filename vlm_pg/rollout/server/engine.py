@@ -12,7 +12,7 @@ from vlm_pg.metrics import Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_sharded
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.generator import ServerGenerator, check_address
+from vlm_pg.rollout.server.generator import ServerGenerator
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.server.weights import WeightsCheck
 from vlm_pg.rollout.settings import RolloutSettings
@@ -33,17 +33,10 @@ class ServerEngine:
 
     Args:
         policy: scores the responses.
-        settings: of sampling, and of the server; ``settings.server.url`` must be set.
-        seed: the run's; a request's depends on (seed, step, sample id, rollout index).
-        should_stop: polled several times a second; True raises InterruptedError.
-        messages: prompts as chat messages.
-        home: folder, visible to the server, for the checkpoints of ``transformers serve``.
-        log: prints one line.
+        settings, seed, should_stop, messages, home, log: as in ``ServerGenerator``.
 
     Raises:
-        ConfigError: no URL, a key that cannot be sent, or weights that are scattered over ranks.
-        ServerError: no answer, no OpenAI-compatible server, another model, or settings or samples that this kind of
-            server does not support.
+        ConfigError, ServerError: as ``ServerGenerator``; also for weights that are scattered over ranks.
     """
 
     # The trainer would be compared with itself.
@@ -59,7 +52,6 @@ class ServerEngine:
         home: Path,
         log: Callable[[str], None],
     ):
-        check_address(settings)
         if is_sharded(policy.model):
             # Scoring is a series of collectives there, and ranks have different numbers of passes.
             raise ConfigError(
@@ -108,10 +100,8 @@ class ServerEngine:
             step: the optimizer step, or a name, that keys the seeds.
 
         Raises:
-            SampleError: a prompt that the server or the model does not support.
-            ServerError: the server is away, refuses, read another prompt, gave no valid answer to many questions in a
-                row, or samples from another model.
-            InterruptedError: after ``should_stop``.
+            SampleError, ServerError, InterruptedError: as ``ServerGenerator.generate``; also for a server that samples
+                from another model.
         """
         found = self._generator.generate(prompts, step)
         answers = [answer for answer in found if not isinstance(answer, AnswerError)]
@@ -170,9 +160,7 @@ class UnscoredSampler:
         """``num_generations`` rollouts of every prompt; none of one without valid answers (``take_faults``).
 
         Raises:
-            ServerError: the server is away, refuses, read another prompt, or gave no valid answer to many questions in
-                a row.
-            InterruptedError: after ``should_stop``.
+            ServerError, InterruptedError: as ``ServerGenerator.generate``.
         """
         is_supported = [self._is_supported(prompt) for prompt in prompts]
         supported = [prompt for prompt, fits in zip(prompts, is_supported, strict=True) if fits]

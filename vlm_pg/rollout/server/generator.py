@@ -87,7 +87,6 @@ class ServerGenerator:
         advice: str = RUN_GOES_ON,
         server: ServerInfo | None = None,
     ):
-        check_address(settings)
         self.settings, self.policy, self._seed = settings, model, seed
         self.messages, self._home, self._log = messages, home, log
         self._should_stop, self._advice = should_stop, advice
@@ -353,15 +352,6 @@ class _LazyBody:
         return self._body
 
 
-def check_address(settings: RolloutSettings) -> None:
-    """Raise ConfigError where no server is named."""
-    if settings.server.url is None:
-        raise ConfigError(
-            "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
-            "example rollout.server.url=http://127.0.0.1:8000/v1."
-        )
-
-
 def query_server(
     settings: RolloutSettings, should_stop: Callable[[], bool], log: Callable[[str], None], advice: str = RUN_GOES_ON
 ) -> ServerInfo:
@@ -371,7 +361,11 @@ def query_server(
         ConfigError: no URL, or a key that cannot be sent.
         ServerError: no answer, or no OpenAI-compatible server.
     """
-    check_address(settings)
+    if settings.server.url is None:
+        raise ConfigError(
+            "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
+            "example rollout.server.url=http://127.0.0.1:8000/v1."
+        )
 
     async def query() -> ServerInfo:
         async with ServerClient(settings.server, log, lambda topic, line: log(line), advice) as client:
