@@ -1,6 +1,6 @@
-"""What a logged number is: name, unit, how ranks and updates put theirs together, and where it is drawn.
+"""Declarations of logged numbers: name, unit, reduction over ranks and updates, and chart.
 
-A metric is declared where it is made, and is the key of its value from there on: nothing else has to know of it.
+A metric is declared by the code that computes it, and is the key of its value from there on: no central list.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self
 
-# Of a line of metrics.jsonl; no metric may be called so.
+# Own keys of a line of metrics.jsonl; no metric may have these names.
 RESERVED_KEYS = ("step", "phase", "time")
 
 How = Literal["sum", "mean", "largest", "smallest", "same"]
@@ -16,12 +16,12 @@ How = Literal["sum", "mean", "largest", "smallest", "same"]
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of the report: all metrics that name its title.
+    """A chart of the report, of all metrics that name its title.
 
     Args:
-        place: among the charts; from 10 on they are folded away.
+        place: order among the charts; those from 10 on are collapsed.
         as_percent: values are shares.
-        smooth: a rolling mean is drawn over the values.
+        smooth: draw a rolling mean over the values.
     """
 
     title: str
@@ -30,7 +30,7 @@ class Chart:
     smooth: bool = True
 
 
-# What a report says is missing where it is.
+# A report names those of them that a run lacks.
 MAIN_CHARTS = (
     REWARD_CHART := Chart("Reward", 1),
     SPREAD_CHART := Chart("Spread of the reward", 2),
@@ -48,12 +48,11 @@ class Metric(str):
     """A metric's name, with the rest of its declaration.
 
     Args:
-        name: what it is logged as. One that ends in "/" stands for many, see ``of``.
-        unit: in words for people.
-        how: what the parts that ranks add up become: their "sum", their "mean" (each part with a weight), the "largest"
-            or the "smallest" of them; "same": every rank has the whole value.
-        over_updates: what a step makes of its updates' values. None: the sum of sums, the extreme of extremes, else
-            the mean.
+        name: the logged name. One that ends in "/" is a family, see ``of``.
+        unit: in words.
+        how: reduction over ranks: "sum", "mean" (of weighted parts), "largest", "smallest"; "same": every rank has the
+            whole value.
+        over_updates: reduction over a step's updates. None: the sum of sums, the extreme of extremes, else the mean.
         chart: None for one of its own, under its name.
         of_nothing: the mean of no parts.
     """
@@ -79,5 +78,5 @@ class Metric(str):
         return metric
 
     def of(self, name: str) -> Metric:
-        """One of the many: ``Metric("seconds/", "s").of("train")`` is the metric "seconds/train"."""
+        """A member of the family: ``Metric("seconds/", "s").of("train")`` is the metric "seconds/train"."""
         return Metric(self + name, self.unit, self.how, self.chart, self.over_updates, self.of_nothing)

@@ -1,4 +1,4 @@
-"""How far long work has come: a bar with rate and remaining time on a terminal, a line for each quarter elsewhere."""
+"""Progress of long work: a bar with rate and remaining time on a terminal, a line per quarter elsewhere."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, Self
 
 
 class Bar:
-    """Counts towards a total. Use it as a context manager.
+    """Counts towards a total; a context manager.
 
     Args:
-        label: what is counted.
-        total: how many there are.
+        label: of the line or bar.
     """
 
     def __init__(self, label: str, total: int):
@@ -37,7 +36,7 @@ class Bar:
             self._bar.__exit__(*error)
 
     def advance(self, count: int, redone: bool = True) -> None:
-        """``count`` more; not ``redone``: an earlier run had done them, so they say nothing of the rate."""
+        """Count ``count`` more; without ``redone`` an earlier run had done them, and they do not affect the rate."""
         self._done += count
         self._new += count if redone else 0
         if self._bar is not None:
@@ -56,7 +55,7 @@ class Bar:
 
 
 def _rate() -> Any:
-    """A column of rich's, made where rich is imported."""
+    """A column for rich's bars, created here since rich is imported late."""
     from rich.progress import ProgressColumn
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Adding up metrics on this rank, and putting the ranks' parts together as each metric was declared."""
+"""Sums of metrics on this rank, and their reduction over ranks and updates as each metric declares."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ Number = float | torch.Tensor
 
 
 class Tally:
-    """What this rank has seen of each metric.
+    """This rank's part of each metric.
 
-    Tensors stay on their device, as fp64 scalars: reading one would make the host wait for all the work it has queued.
+    Tensors stay on their device, as fp64 scalars: reading one would synchronize the host with the device.
     """
 
     def __init__(self) -> None:
         self._parts: dict[Metric, tuple[Number, float]] = {}
 
     def add(self, metric: Metric, value: Number, weight: float = 1.0) -> None:
-        """One more part. Of a mean, ``value`` is a sum over ``weight`` things."""
+        """Add a part. Of a mean, ``value`` is a sum over ``weight`` items."""
         wide = value.double() if isinstance(value, torch.Tensor) else float(value)
         start = (0.0, 0.0) if metric.how in ("sum", "mean") else (wide, 0.0)
         before, weights = self._parts.get(metric, start)
         self._parts[metric] = _together(metric.how, before, wide), weights + weight
 
     def add_all(self, values: Mapping[Metric, Number], weight: float = 1.0) -> None:
-        """One more part of each."""
+        """Add a part of each metric."""
         for metric, value in values.items():
             self.add(metric, value, weight)
 
     def total(self, metric: Metric) -> float:
-        """This rank's own, of numbers alone."""
+        """This rank's sum of a metric of plain numbers."""
         return float(self._parts.get(metric, (0.0, 0.0))[0])
 
     def reduced(self, ranks: RankLayout = ALONE) -> dict[str, Any]:
-        """Each metric that some rank knows, over all of them: float, or None of nothing. A collective.
+        """Every metric of any rank, reduced over ranks: float, or None of no parts. A collective.
 
-        ``ranks``: with sequence ranks, all of which have seen what their data rank has; each data rank counts once.
+        ``ranks``: SP ranks hold the parts of their DP rank; each DP rank counts once.
         """
         found: dict[Metric, tuple[Any, float]] = {}
         for of_rank in ranks.of_data_ranks(gather_objects(self._on_host())):
@@ -50,12 +50,12 @@ class Tally:
                 before = found.get(metric)
                 if before is None:
                     found[metric] = value, weight
-                elif metric.how != "same":  # the first rank's
+                elif metric.how != "same":  # which keeps the first rank's
                     found[metric] = _together(metric.how, before[0], value), before[1] + weight
         return {metric: _finished(metric, *parts) for metric, parts in found.items()}
 
     def _on_host(self) -> dict[Metric, tuple[float, float]]:
-        """All tensors in one transfer."""
+        """The parts as floats; one transfer for all tensors."""
         tensors = [value for value, _ in self._parts.values() if isinstance(value, torch.Tensor)]
         read = iter(torch.stack(tensors).tolist() if tensors else ())
         return {
@@ -65,7 +65,7 @@ class Tally:
 
 
 def over_updates(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One set of metrics for the updates of a step."""
+    """The metrics of a step, reduced over those of its updates."""
     joined: dict[str, float] = {}
     for metric in dict.fromkeys(metric for of_update in values for metric in of_update):
         found = [of_update[metric] for of_update in values if metric in of_update]

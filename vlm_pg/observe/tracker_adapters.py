@@ -193,7 +193,9 @@ class WandbAdapter(Adapter):
         self._start(WandBTracker(run.project, **options))
         self.tracker.store_init_configuration(dict(run.config))
         started = self.tracker.tracker
-        return started.url or f"offline, to be sent with wandb sync {started.dir.removesuffix('/files')}"
+        if started.offline:
+            return f"offline, to be sent with wandb sync {started.dir.removesuffix('/files')}"
+        return str(started.url)
 
     def log_rollouts(self, step: int, rows: Sequence[Row]) -> None:
         """A table ``rollouts`` with a picture per row."""
@@ -208,7 +210,10 @@ class WandbAdapter(Adapter):
         self.tracker.log(dict(scalars), step=step, commit=True)
 
     def finish(self, failed: bool) -> None:
+        import wandb
+
         self.tracker.tracker.finish(exit_code=int(failed))
+        wandb.teardown()  # ends its service, which writes the rest: here, and not at the process's exit
 
 
 class SwanlabAdapter(Adapter):

@@ -218,12 +218,7 @@ def test_reports(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = [int(found.replace(",", "")) for found in re.findall(r"(?:min|median|p95|max) ([\d,]+),?", out)[:4]]
     assert lengths == list(one["prompt_tokens"].values())
     assert "missing_media" in out and "\x1b" not in out + page and "<script" not in page
-    assert (
-        "&lt;script&gt;" in page
-        and page.count('class="bar after"') > 4
-        and "http:" not in page
-        and "https:" not in page
-    )
+    assert "&lt;script&gt;" in page and page.count('class="bar after"') > 4 and not re.search("https?:", page)
     log = BadSampleLog(folder.path / "out/refused.jsonl", 1.0, 1)
     assert log.counts == one["errors"]
 

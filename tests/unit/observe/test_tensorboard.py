@@ -121,11 +121,6 @@ def test_rollouts_and_frames_come_when_they_are_due(folder: RunFolder) -> None:
         assert (found.Images(tag)[0].width, found.Images(tag)[0].height) == picture.size
 
 
-def test_no_rollouts_when_they_are_switched_off(folder: RunFolder) -> None:
-    log_steps(folder, range(1, 3), groups=[make_group()], track_rollouts_every=0)
-    assert events(folder).Tags()["tensors"] == [] and events(folder).Tags()["images"] == []
-
-
 def test_no_tracker_writes_nothing(folder: RunFolder) -> None:
     log_steps(folder, range(1, 3), groups=[make_group()], trackers=())
     assert not folder.tensorboard.exists() and not folder.trackers.exists()

@@ -79,7 +79,7 @@ def write_eval_report(
         Path(folder) / "report.html",
         _HERE / "templates" / "eval.html",
         title or label(this.name),
-        scripts=[HOVER_SCRIPT, _HERE / "window.js", _HERE / "browser.js"],
+        scripts=[HOVER_SCRIPT, _HERE / "browser.js"],
         styles=[_HERE / "eval.css"],
         tiles=_tiles(this),
         nav=[(key, titles.get(key, key.capitalize())) for key, shown in nav.items() if shown]

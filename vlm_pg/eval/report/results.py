@@ -1,4 +1,4 @@
-"""Reading a results folder for the report: its figures, its protocol and its answers, or why they are not there."""
+"""Reading a results folder for the report: figures, protocol and answers, or why they are missing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ _MAX_LABEL = 200
 
 @dataclass
 class Results:
-    """One results folder. ``answers``: the file of each set; ``damaged``: how many of a file's lines are no questions.
+    """One results folder.
 
-    ``missing``: why result.json has nothing to say, "" where it has.
+    Args:
+        answers: the file of each set.
+        missing: why result.json has no figures, "" where it has.
+        damaged: per file, lines that are no questions.
     """
 
     folder: Path
@@ -61,7 +64,7 @@ class Results:
 
 
 class Mark(NamedTuple):
-    """What comparing needs of one question: its score (mean@n, None without a value) and its cluster."""
+    """A question's score for comparisons (mean@n, None without a value) and its cluster."""
 
     score: float | None
     cluster: str
@@ -71,7 +74,7 @@ Marks = dict[str, dict[str, Mark]]
 
 
 def read_results(folder: Path) -> Results:
-    """Read what a results folder says of itself; its answers are read when they are asked for.
+    """Read a results folder's figures and protocol; answers are read on demand.
 
     Raises:
         ConfigError: it holds neither result.json nor answers.
@@ -117,12 +120,12 @@ def read_marks(results: Results) -> Marks:
 
 
 def score_of(answered: Answered) -> float | None:
-    """``Answered.score``, of a file that may hold other things than numbers in their place."""
+    """``Answered.score``, of a file whose scores may not be numbers."""
     read = [number_or_none(one.reading.score) for one in answered.outputs if one.reading.counts]
     scores = [score for score in read if score is not None]
     return sum(scores) / len(scores) if scores else None
 
 
 def label(name: object) -> str:
-    """A name of a set, category or run as it is shown: without control characters, and not too long."""
+    """A name of a set, category or run without control characters, and not too long."""
     return visible(str(name))[:_MAX_LABEL]

@@ -20,7 +20,7 @@ MAX_POINTS = 1000
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn of one metric: at most ``MAX_POINTS`` steps with their value and its rolling mean.
+    """The drawn points of one metric: at most ``MAX_POINTS`` steps with their value and its rolling mean.
 
     Curve("accuracy", (1, 2, 3), (0.0, 1.0, 0.5), (0.5, 0.5, 0.75))
     """
@@ -94,10 +94,7 @@ NUM_COLORS = 6
 
 @dataclass(frozen=True)
 class LineChart:
-    """What one chart shows.
-
-    ``unit`` is words for people ("nat per token"); with ``as_percent`` values are shares and shown as per cent.
-    """
+    """A chart of curves. ``unit``: in words ("nat per token"); ``as_percent``: values are shares, shown in percent."""
 
     title: str
     unit: str
@@ -151,14 +148,14 @@ def make_frame(chart: LineChart) -> tuple[Frame, float | None]:
         high = low + 1.5 * (usual_high - low)
     if chart.from_zero and low >= 0:
         low = 0.0
-    if high - low < max(1e-12, 1e-9 * abs(high)):  # as good as constant: leave room around the one value
+    if high - low < max(1e-12, 1e-9 * abs(high)):  # practically constant: leave room around the value
         margin = abs(high) * 0.1 if abs(high) > 1e-12 else 0.01 if chart.as_percent else 1.0
         low, high = (0.0, high + margin) if low >= 0 else (low - margin, high + margin)
     steps = [step for curve in chart.curves for step in (curve.steps[0], curve.steps[-1])]
     step_low, step_high = min(steps), max(steps)
     ticks = nice_ticks(low, high, 4)
     gap = ticks[1] - ticks[0]
-    # Range ends on a tick line, except that a lot of empty space above the data is not worth a round number.
+    # The range starts on a tick; ending on one could leave a lot of empty space above the data.
     bottom = min(low, math.floor(low / gap + 1e-9) * gap)
     top = high if clipped is not None else high + 0.04 * (high - low)
     return Frame(step_low, max(step_high, step_low + 1), bottom, top), clipped
@@ -175,7 +172,7 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def _axes(frame: Frame, chart: LineChart) -> dict[str, Any]:
-    """Borders of the plot, and ticks with their places and labels."""
+    """Borders of the plot, and ticks with their positions and labels."""
     y_ticks, x_ticks = nice_ticks(frame.low, frame.high, 4), nice_ticks(frame.step_low, frame.step_high, 6)
     gap = y_ticks[1] - y_ticks[0]
     labels = [(frame.x(tick), number(tick)) for tick in x_ticks if tick == int(tick) and tick <= frame.step_high]

@@ -33,8 +33,13 @@ MAX_FIELD_CHARACTERS = 2000
 MAX_NUMBER = 1e100
 
 
-def write_page(
-    path: Path,
+def write_page(path: Path, template: Path, title: str, **values: Any) -> Path:
+    """Write a page (see ``page``) in one piece and return its path."""
+    write_bytes_atomic(path, page(template, title, **values).encode("utf-8", "replace"))
+    return path
+
+
+def page(
     template: Path,
     title: str,
     scripts: Sequence[Path] = (),
@@ -42,8 +47,8 @@ def write_page(
     tiles: Sequence[Mapping[str, Any]] = (),
     nav: Sequence[tuple[str, str]] = (),
     **values: Any,
-) -> Path:
-    """Write a page in one piece and return its path. Its policy lets the browser load nothing and run only ``scripts``.
+) -> Markup:
+    """A whole page. Its policy lets the browser load nothing and run only ``scripts``.
 
     Args:
         template: a file that extends ``base.html``, in a folder whose other files it may include.
@@ -55,7 +60,7 @@ def write_page(
     sources = [Markup(script.read_text("utf-8")) for script in scripts]
     digests = [base64.b64encode(hashlib.sha256(source.encode()).digest()).decode("ascii") for source in sources]
     allowed = "; script-src " + " ".join(f"'sha256-{digest}'" for digest in digests) if digests else ""
-    page = render(
+    return render(
         template,
         policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'{allowed}",
         style=Markup("").join(Markup(style.read_text("utf-8")) for style in (_HERE / "style.css", *styles)),
@@ -67,8 +72,6 @@ def write_page(
         written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **values,
     )
-    write_bytes_atomic(path, page.encode("utf-8", "replace"))
-    return path
 
 
 def render(template: Path, **values: Any) -> Markup:

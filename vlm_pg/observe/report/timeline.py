@@ -54,7 +54,7 @@ _STEP = "step"
 
 
 def timeline_view(run: RunData) -> dict[str, Any]:
-    """What ``timeline.html`` draws; ``missing`` says why there is nothing."""
+    """The values of the timeline; ``missing``: why there is none."""
     path = run.folder.trace
     if not path.exists():
         return {"missing": f"{path.name} is not there: when each rank was in which phase was not written."}
@@ -69,7 +69,7 @@ def timeline_view(run: RunData) -> dict[str, Any]:
 
 
 def _last_steps(trace: Trace) -> list[Slice]:
-    """The last whole steps of the first rank that stand in one row, as many as can be told apart."""
+    """The last consecutive whole steps of the first rank, as many as can be told apart."""
     whole = [item for item in trace.slices if item.name == _STEP]
     first = min((item.rank for item in whole), default=0)
     found: list[Slice] = []
@@ -88,7 +88,7 @@ def _last_steps(trace: Trace) -> list[Slice]:
 
 
 def _within(trace: Trace, steps: Sequence[Slice]) -> list[Slice]:
-    """All ranks' slices of these steps; of the present start of the run, for a step may have been made before."""
+    """All ranks' slices of these steps, without those of the same steps before a resume."""
     numbers = {item.step for item in steps}
     start, end = min(item.start_us for item in steps), max(item.end_us for item in steps)
     early, late = start - (end - start), end + (end - start)
@@ -98,14 +98,17 @@ def _within(trace: Trace, steps: Sequence[Slice]) -> list[Slice]:
 def _picture(trace: Trace, steps: Sequence[Slice]) -> dict[str, Any]:
     slices = _within(trace, steps)
     every_rank = sorted({item.rank for item in slices})
-    # Evenly over all of them: neighbours are of one host.
-    rows = [every_rank[i * len(every_rank) // MAX_ROWS] for i in range(MAX_ROWS)]
-    ranks = every_rank if len(every_rank) <= MAX_ROWS else rows
+    ranks = every_rank
+    if len(every_rank) > MAX_ROWS:  # evenly over all of them: neighbours are on one host
+        ranks = [every_rank[i * len(every_rank) // MAX_ROWS] for i in range(MAX_ROWS)]
     start, end = min(item.start_us for item in slices), max(item.end_us for item in slices)
     seconds = max(1e-6, (end - start) / 1e6)
     scale = (WIDTH - LEFT - RIGHT) / seconds
     height = max(9.0, min(26.0, 480 / len(ranks)))
-    tops = {rank: TOP + place * (height + 2) for place, rank in enumerate(ranks)}
+    tops = {rank: TOP + index * (height + 2) for index, rank in enumerate(ranks)}
+    labelled = ranks[:: max(1, round(14 / (height + 2)))]
+    found = {item.name for item in slices} - {_STEP}
+    names = [name for name in PHASES if name in found] + sorted(found - set(PHASES))
 
     def x(time_us: float) -> float:
         return LEFT + (time_us - start) / 1e6 * scale
@@ -118,10 +121,10 @@ def _picture(trace: Trace, steps: Sequence[Slice]) -> dict[str, Any]:
         "left": LEFT,
         "bar": height - 1,
         "bottom": TOP + len(ranks) * (height + 2),
-        "rows": [(tops[rank] + height / 2 + 4, f"rank {rank}") for rank in _labelled(ranks, height)],
+        "rows": [(tops[rank] + height / 2 + 4, f"rank {rank}") for rank in labelled],
         "bars": [
             (color_of(item.name), x(item.start_us), tops[item.rank], width, _words(item, trace))
-            # What lies within another one comes after it.
+            # A nested slice comes after the one around it.
             for item in sorted(slices, key=lambda item: (item.start_us, -item.end_us))
             if item.rank in tops and (width := (item.end_us - item.start_us) / 1e6 * scale) >= _MIN_WIDTH
             if item.name != _STEP
@@ -136,17 +139,8 @@ def _picture(trace: Trace, steps: Sequence[Slice]) -> dict[str, Any]:
             for item in steps
         ],
         "ticks": [(LEFT + tick * scale, f"{number(tick)} s") for tick in nice_ticks(0, seconds, 8) if tick <= seconds],
-        "legend": [(name_of(name), color_of(name)) for name in _in_order({item.name for item in slices} - {_STEP})],
+        "legend": [(name_of(name), color_of(name)) for name in names],
     }
-
-
-def _in_order(names: set[str]) -> list[str]:
-    return [name for name in PHASES if name in names] + sorted(names - set(PHASES))
-
-
-def _labelled(ranks: Sequence[int], height: float) -> Sequence[int]:
-    """Labels need some height."""
-    return ranks[:: max(1, round(14 / (height + 2)))]
 
 
 def _words(item: Slice, trace: Trace) -> str:
@@ -174,9 +168,9 @@ def _in_words(steps: Sequence[Slice], ranks: Sequence[int], shown: int, slices: 
     return words
 
 
-# Of the end of the file: some steps of a thousand ranks.
+# Of the file's end: some steps of a thousand ranks.
 _READ_BYTES = 16 * 2**20
-# Names of rows stand at the beginning.
+# Rank names are at the file's start.
 _HEAD_BYTES = 2**20
 _MAX_NAME_CHARACTERS = 40
 _RANK_NAME = re.compile(r"rank \d+ \((.*)\)", re.DOTALL)
@@ -195,14 +189,14 @@ class Slice:
 
 @dataclass
 class Trace:
-    """``slices``: all that were read, in the order of the file. ``hosts``: by rank."""
+    """``slices`` in the order of the file; ``hosts`` by rank."""
 
     slices: list[Slice] = field(default_factory=list)
     hosts: dict[int, str] = field(default_factory=dict)
 
 
 def read_trace(path: Path) -> Trace:
-    """The end of the file; lines that are no events of a run are left out. Raises OSError."""
+    """Read the file's end; lines that are no events of a run are skipped. Raises OSError."""
     trace = Trace()
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
