@@ -62,4 +62,4 @@ def test_a_card_is_known_by_the_whole_name_that_its_driver_gives() -> None:
         "",
         None,
     ]
-    assert [device_called(name) for name in others] == [None] * 5
+    assert [device_called(name) for name in others] == [None] * len(others)
