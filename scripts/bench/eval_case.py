@@ -188,8 +188,8 @@ def check_prompts(first: str, ours: list[Prompt], name: str, theirs: list[Prompt
         what = None
         if not torch.equal(one.input_ids, other.input_ids):
             what = f"{one.num_tokens} and {other.num_tokens} tokens, not the same"
-        pixels = [prompt.pixel_values for prompt in (one, other) if prompt.pixel_values is not None]
-        if len(pixels) < 2 or not torch.allclose(*pixels, rtol=0, atol=PIXEL_TOLERANCE):
+        seen, shown = one.pixel_values, other.pixel_values
+        if seen is None or shown is None or not torch.allclose(seen, shown, rtol=0, atol=PIXEL_TOLERANCE):
             what = what or "other pixels"
         if what:
             raise RuntimeError(

@@ -23,8 +23,8 @@ from vlm_pg.plan.flops import (
     token_flops,
 )
 
-# Response tokens that the chunked contestant computes at one time; prompt tokens of a pass of continuous batching.
-CHUNK_TOKENS, CONTINUOUS_TOKENS = 1024, 1024
+# Response tokens that the chunked contestant computes at one time.
+CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ DEVICES = {
 MATMUL, ATTENTION, BANDWIDTH, WEIGHTS_BANDWIDTH = 0.64, 0.33, 0.9, 0.75
 KERNEL_SECONDS, WAIT_SECONDS = 3e-6, 6e-4
 # Kernels a layer: of a decode step, of a prefill, of an update (fused norms and gates or not, with adapters).
-DECODE_KERNELS, PREFILL_KERNELS, UPDATE_KERNELS = 12, 29, 80
+DECODE_KERNELS, PREFILL_KERNELS, UPDATE_KERNELS = 27, 29, 80
 # Elements that norms, rotations, gates and residual sums of a layer read and write, forward and backward: of the MLP's
 # width and of the hidden one; torch's operators move so many times as much as fused ones. Bytes a logit.
 FORWARD_ELEMENTS, BACKWARD_ELEMENTS, UNFUSED_TIMES, LOGIT_BYTES = (3, 9), (6, 13), 3.25, 40

@@ -11,14 +11,12 @@ from jinja2 import Environment, StrictUndefined
 from scripts.bench.gpu_check.counted import ALL_DEVICES, device_called
 from scripts.bench.gpu_check.run import PAGE, Result
 from scripts.bench.others import CONTESTANTS as STEP_CONTESTANTS
-from vlm_pg.bench.rollout import CONTESTANTS as ROLLOUT_CONTESTANTS
 from vlm_pg.bench.runner import SIZES
-from vlm_pg.bench.work import RolloutPoint, StepPoint, forward_flops, generation_flops
+from vlm_pg.bench.work import StepPoint, forward_flops
 from vlm_pg.files import write_bytes_atomic
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_sizes import LanguageShape
 from vlm_pg.observe.report.markup import duration, number, percent, shown
-from vlm_pg.plan.flops import parameter_count
 from vlm_pg.plan.time import Device
 
 # Packages whose versions stand on the page; result.json has all.
@@ -93,13 +91,8 @@ def rows(figures: Mapping[str, Any], gpu: str | None) -> list[dict[str, Any]]:
     found = []
     for point in figures.get("points") or []:
         for name, entry in point["contestants"].items():
-            row = {
-                "measurement": kind,
-                "model": settings["model"],
-                "contestant": name,
-                "seconds": entry["median_seconds"],
-            }
-            row["peak_bytes"] = entry.get("peak_bytes")
+            row = {"measurement": kind, "model": settings["model"], "contestant": name}
+            row |= {"seconds": entry["median_seconds"], "peak_bytes": entry.get("peak_bytes")}
             found.append(row | make(shape, settings, point, name, entry, device))
     return found
 
@@ -108,22 +101,18 @@ def _step_row(
     shape: LanguageShape, settings: Mapping[str, Any], point: Mapping[str, Any], name: str, entry: Mapping[str, Any],
     device: Device | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """``flops_share``: model FLOP utilisation: operations over time and peak, without
-    those that checkpointing and flash attention's backward compute again."""
+    """``flops_share``: model FLOP utilisation, without what checkpointing and flash attention compute again."""
     prefix, count, response = point["prefix"], point["generations"], point["response"]
     dtype = settings.get("dtype", "bf16")
-    work = STEP_CONTESTANTS[name].work(
-        prefix, StepPoint(prefix, count, response, settings.get("ragged", False)).lengths
-    )
-    flops = STEP_FORWARDS * forward_flops(shape, work)
+    lengths = StepPoint(prefix, count, response, settings.get("ragged", False)).lengths
+    work = STEP_CONTESTANTS[name].work(prefix, lengths)
+    speed = STEP_FORWARDS * forward_flops(shape, work) / entry["median_seconds"]
     gain = entry.get("grouped_gain", {})
     bound = gain.get("bounds", {})
     return {
         "point": f"{prefix:,}, {count}, {response:,}",
-        "tflops": flops / entry["median_seconds"] / 1e12,
-        "flops_share": None
-        if device is None
-        else flops / entry["median_seconds"] / device.flops_per_second[BYTES[dtype]],
+        "tflops": speed / 1e12,
+        "flops_share": None if device is None else speed / device.flops_per_second[BYTES[dtype]],
         "ours_faster": gain.get("speedup"),
         "bound_tokens": bound.get("tokens"),
         "bound_flops": bound.get("flops"),
@@ -135,29 +124,10 @@ def _rollout_row(
     shape: LanguageShape, settings: Mapping[str, Any], point: Mapping[str, Any], name: str, entry: Mapping[str, Any],
     device: Device | None,
 ) -> dict[str, Any]:  # fmt: skip
-    where = RolloutPoint(point["prefix"], point["generations"], point["new_tokens"], point["groups"])
-    work = ROLLOUT_CONTESTANTS[name].work(where)
-    decode = entry["decode_seconds_per_token"]
-    least = None
-    if device is not None:
-        least = read_once_bytes(shape, where, settings.get("dtype", "bf16")) / device.bytes_per_second
-    gain = entry.get("ours_gain", {})
     return {
-        "point": f"{where.prefix:,}, {where.generations}, {where.new_tokens:,}, {where.groups}",
-        "tflops": generation_flops(shape, work) / entry["median_seconds"] / 1e12,
+        "point": f"{point['prefix']:,}, {point['generations']}, {point['new_tokens']:,}, {point['groups']}",
         "tokens_per_second": entry["tokens_per_second"],
         "first_token_seconds": entry["first_token_seconds"],
-        "decode_seconds": decode,
-        "least_decode_seconds": least,
-        "times_least": None if least is None else decode / least,
-        "ours_faster": gain.get("throughput"),
-        "bound_flops": gain.get("bounds", {}).get("flops"),
+        "decode_seconds": entry["decode_seconds_per_token"],
+        "ours_faster": entry.get("ours_gain", {}).get("throughput"),
     }
-
-
-def read_once_bytes(shape: LanguageShape, point: RolloutPoint, dtype: str = "bf16") -> float:
-    """What a decoded token of all responses must read, in the middle of decoding: all weights but the table of
-    input embeddings, of which few rows are, and the keys and values of each prompt once and of each response."""
-    weights = parameter_count(shape) - (0 if shape.tied else shape.vocab * shape.hidden)
-    tokens = point.groups * (point.prefix + point.generations * point.new_tokens / 2)
-    return BYTES[dtype] * (weights + tokens * 2 * shape.full_layers * shape.key_width)

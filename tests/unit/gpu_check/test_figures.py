@@ -5,22 +5,13 @@ from __future__ import annotations
 import pytest
 
 from scripts.bench.gpu_check.counted import ALL_DEVICES, device_called
-from scripts.bench.gpu_check.page import read_once_bytes, rows
-from vlm_pg.bench.runner import SIZES
-from vlm_pg.bench.work import RolloutPoint
+from scripts.bench.gpu_check.page import rows
 
 # Qwen2.5-VL-7B's language model, counted by hand. Queries and output 3584 x 3584, keys and values 3584 x 512 each,
 # three of 3584 x 18944 for the MLP; 28 layers; the head.
 LAYER = 2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944
 LINEAR = 28 * LAYER
 HEAD = 3584 * 152064
-
-
-def test_what_one_decoded_token_must_read() -> None:
-    # Weights once in bf16; keys and values of 4,096 prompt tokens once and of 8 times half of 512.
-    keys = (4096 + 8 * 256) * 28 * 2 * 4 * 128
-    assert read_once_bytes(SIZES["7b"], RolloutPoint(4096, 8, 512)) == pytest.approx(2 * (LINEAR + HEAD + keys))
-    assert read_once_bytes(SIZES["7b"], RolloutPoint(4096, 8, 512), "fp32") == pytest.approx(4 * (LINEAR + HEAD + keys))
 
 
 def test_model_flop_utilisation_leaves_recomputation_out() -> None:
@@ -42,17 +33,6 @@ def test_model_flop_utilisation_leaves_recomputation_out() -> None:
     assert rows(figures, None)[0]["flops_share"] is None
     figures["settings"] = {"model": "7b", "dtype": "fp32"}
     assert rows(figures, "NVIDIA H100 80GB HBM3")[0]["flops_share"] == pytest.approx(flops / 2.0 / 67e12, rel=1e-9)
-
-
-def test_decoding_beside_the_least_time() -> None:
-    entry = {
-        "median_seconds": 8.0, "tokens_per_second": 512.0, "first_token_seconds": 1.0,
-        "decode_seconds_per_token": 0.0137, "peak_bytes": None,
-    }  # fmt: skip
-    point = {"prefix": 4096, "generations": 8, "new_tokens": 512, "groups": 1, "contestants": {"ours": entry}}
-    (row,) = rows({"measurement": "rollout", "settings": {"model": "7b"}, "points": [point]}, "NVIDIA H200")
-    least = read_once_bytes(SIZES["7b"], RolloutPoint(4096, 8, 512)) / 4.8e12
-    assert row["least_decode_seconds"] == least and row["times_least"] == pytest.approx(0.0137 / least)
 
 
 def test_published_peaks_are_dense_ones() -> None:
@@ -82,4 +62,4 @@ def test_a_card_is_known_by_the_whole_name_that_its_driver_gives() -> None:
         "",
         None,
     ]
-    assert [device_called(name) for name in others] == [None] * 5
+    assert [device_called(name) for name in others] == [None] * len(others)
