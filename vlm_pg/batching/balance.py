@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vlm_pg.batching.cost import CostModel, GroupCosts, GroupWork
-from vlm_pg.batching.deal_search import Search, keep_at_home, largest_first, whole_groups
-from vlm_pg.batching.differencing import equal_counts
+from vlm_pg.batching.deal_search import Search, equal_counts, keep_at_home, largest_first, whole_groups
 from vlm_pg.batching.plan import Piece, Shared
 from vlm_pg.metrics import Chart, Metric
 

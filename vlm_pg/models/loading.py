@@ -29,7 +29,7 @@ from vlm_pg.models.registry import family_of
 from vlm_pg.models.scattered import not_finite
 from vlm_pg.models.settings import ModelSettings, Part
 from vlm_pg.models.tower_attention import attend_to_all_frames
-from vlm_pg.models.vision_alone import lacking_in_tower, without_language, without_report
+from vlm_pg.models.vision import lacking_in_tower, without_language, without_report
 
 _LISTED = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -15,13 +15,12 @@ from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.family import Family, refuse_media
-from vlm_pg.models.idle import idle_parts
 from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
 from vlm_pg.models.prefix_run import PrefixStates, run_back, run_chunk, run_prefixes
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.stream_rows import read_hidden, target_logprobs
-from vlm_pg.models.turns import Turns
+from vlm_pg.models.turns import Turns, idle_parts
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
 

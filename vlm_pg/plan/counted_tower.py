@@ -98,7 +98,7 @@ def _of_blocks(config: Any, depth: int, dtype: Any) -> Any:
     import transformers
 
     from vlm_pg.models.registry import family_of
-    from vlm_pg.models.vision_alone import without_language
+    from vlm_pg.models.vision import without_language
 
     config = without_language(copy.deepcopy(config))
     vision = config.vision_config

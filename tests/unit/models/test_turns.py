@@ -10,9 +10,8 @@ import torch
 
 from tests.support.groups import tiny_policy
 from tests.support.runs import ROOT
-from vlm_pg.models.idle import idle_parts
 from vlm_pg.models.scattered import is_scattered
-from vlm_pg.models.turns import Turns
+from vlm_pg.models.turns import Turns, idle_parts
 
 PARTS = ("vision", "decoder", "head")
 
