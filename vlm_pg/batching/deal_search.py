@@ -133,7 +133,7 @@ class Search:
         return tuple(sorted(chosen[: len(responses) - 1] if len(chosen) == len(responses) else chosen))
 
     def _alone(self, rank: int, group: int) -> int:
-        """What a rank holds of a group, its prefix as if it shared with nobody."""
+        """What a rank holds of a group, its prefix as if it were not shared."""
         return self.costs.prefixes((group,)) + self.costs.of_responses({group: self.held[rank][group]})
 
 

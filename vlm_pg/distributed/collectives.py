@@ -154,7 +154,7 @@ def agree_to_go_on() -> None:
 
 
 def no_way_back() -> None:
-    """Called on all ranks: until the present ``stopping_together`` ends nobody leaves any more."""
+    """Called on all ranks: until the present ``stopping_together`` ends no rank stops any more."""
     global _asked_to_stop
     _asked_to_stop = None
 

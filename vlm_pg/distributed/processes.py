@@ -25,7 +25,7 @@ _OF_COLLECTIVES = re.compile(r"gloo|nccl|Connection closed by peer|Connection re
 # (``vlm_pg.watch``). What is left is a hang of all: of a network, or of collectives that do not match.
 COLLECTIVE_TIMEOUT = timedelta(hours=6)
 
-# What a launcher tells each process.
+# Set by a launcher for each process.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -71,7 +71,7 @@ def join_ranks() -> None:
 
 
 def _wait_longer(store: Any) -> None:
-    """``COLLECTIVE_TIMEOUT`` from now on; until ranks have met, only torch's limit tells of one that never comes."""
+    """``COLLECTIVE_TIMEOUT`` from now on; until ranks have met, torch's limit applies."""
     groups: Any = dist.distributed_c10d
     set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else groups._set_pg_timeout  # torch 2.11
     set_timeout(COLLECTIVE_TIMEOUT)
@@ -122,7 +122,7 @@ def is_about_other_ranks(error: BaseException) -> bool:
 
 def barrier() -> None:
     if is_distributed():
-        # NCCL's is a collective on a device; unless told it takes, as the first one, that of rank modulo devices.
+        # NCCL's is a collective on a device; by default the first one uses device rank modulo devices.
         dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
 
 
@@ -192,7 +192,7 @@ class SharedFlag(SharedNote):
 
 
 class Meeting:
-    """Where ranks that work at their own pace wait for each other for as long as that takes: collectives give up after
+    """Where independent ranks wait for each other for as long as that takes: collectives give up after
     minutes. All ranks make their meetings in the same order."""
 
     _number = 0
@@ -205,7 +205,7 @@ class Meeting:
         """Until all ranks wait here.
 
         Raises:
-            InterruptedError: ``should_stop`` said so; it is asked several times a second.
+            InterruptedError: ``should_stop``, polled several times a second, returned True.
         """
         if not is_distributed():
             return

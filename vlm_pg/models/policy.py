@@ -212,7 +212,7 @@ class Policy(Network):
         """Inside, without gradients, ranks need not make the same calls.
 
         ``scattered``: weights lie with several ranks and are gathered part by part, so the ranks take turns; else all
-        weights are at hand. In the first case leaving waits for the other ranks, no collective of one's own may be made
+        weights are whole here. In the first case leaving waits for the other ranks, no other collective may be made
         inside, and a rank that raises does not wait: the others may be in the middle of a part, and only the launcher
         can end them.
         """

@@ -55,7 +55,7 @@ def tower_inputs(tower: Any, grid_thw: torch.Tensor, device: torch.device) -> di
     made = {name: x.to(device, non_blocking=True) for name, x in made.items()}
     at_once = attends_to_all_frames(tower)
     for kind, lengths in cumulative.items():
-        # Who takes all frames reads the lengths on the device and is told the longest; others cut tensors by them.
+        # Attention over all frames at once reads the lengths on the device and takes the longest; others split by them.
         made[f"cu_{kind}seqlens"] = lengths.to(device, non_blocking=True) if at_once else lengths
         if at_once:
             made[f"max_{kind}seqlen"] = int(lengths.diff().max())

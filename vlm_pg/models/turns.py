@@ -39,7 +39,7 @@ class Turns:
         self._device = device
 
     def run(self, part: str, work: Callable[[], T]) -> T:
-        """``work()`` as soon as it is this part's turn."""
+        """``work()`` once all ranks have agreed on this part."""
         wanted = self._parts.index(part)
         while (chosen := self._agree(wanted)) != wanted:
             self._idle[self._parts[chosen]]()

@@ -25,7 +25,7 @@ _VERSIONS = count()
 
 
 class VisionEncoder:
-    """Runs the tower and remembers what it said.
+    """Runs the tower and caches its outputs.
 
     A frozen tower's outputs are kept in a least-recently-used cache of ``cache_bytes`` over the whole run; a trained
     tower's outputs are kept, graph included, until its weights change. Equal media (by content key) share one output.
@@ -57,7 +57,7 @@ class VisionEncoder:
         self._device_now = device
         self._kept: OrderedDict[str, VisualFeatures] = OrderedDict()
         self._kept_bytes = 0
-        # Outputs somebody still holds, whatever the cache has room for: a step's own videos are never encoded twice.
+        # Outputs that are still referenced, also beyond the cache: a step's own videos are never encoded twice.
         self._in_use: WeakValueDictionary[str, VisualFeatures] = WeakValueDictionary()
         self._trains = trains
         self.kept: KeptFeatures | None = None
@@ -120,7 +120,7 @@ class VisionEncoder:
         results: dict[str, VisualFeatures] = {}
         missing: dict[str, Prompt] = {}
         keys = self._keys(prompts)
-        # Held until the end: what somebody else lets go of meanwhile would be missing on this process alone.
+        # References until the end: an output that is freed meanwhile would be missing on this process alone.
         found = {key: self._kept.get(key) or self._in_use.get(key) for key in keys}
         missing_here = {key for key, kept in found.items() if kept is None or (with_graph and not kept.carries_graph)}
         missing_somewhere: set[str] = set().union(*sequence.gather(missing_here))
@@ -149,7 +149,7 @@ class VisionEncoder:
     ) -> tuple[list[VisualFeatures], torch.Tensor]:
         """As ``encode`` with a graph that is kept, called by all of ``everyone`` at the same time. A collective.
 
-        Each process runs the tower on an equal part of all frames, whoever asks for them: pixels go there, features
+        Each process runs the tower on an equal part of all frames, of any process: pixels go there, features
         come back, and their gradients take the same way. What was kept before is made anew, so that all processes are
         in this one graph.
 

@@ -34,7 +34,6 @@ from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
-from vlm_pg.training.agreement import refuse_differences
 from vlm_pg.training.checkpoints import find_best, point_to_best, read_state
 from vlm_pg.training.opening import OpenFolder, RunSummary
 from vlm_pg.training.phases import Phases
@@ -88,7 +87,10 @@ def _train(config: RunConfig, watch: RankWatch) -> int:
         stack.callback(timeline.close)
         try:
             with phases.timed("setup"):
-                refuse_differences(config, here)
+                if here.world_size > 1:
+                    from vlm_pg.training.agreement import refuse_differences
+
+                    refuse_differences(config)
                 refuse_at_once(config)
                 ranks = layout_of(config)
                 stop = stack.enter_context(StopRequest(ranks).listening())
@@ -335,7 +337,7 @@ class _Run:
         self.summary.set(f"eval_{tag}", self._evaluate(evaluator, tag))
 
     def _evaluate(self, evaluator: Evaluator, tag: str) -> dict[str, Any]:
-        """Evaluate the weights as they are. ``tag``: when; "step-000020" is said and written as that."""
+        """Evaluate the present weights. ``tag``: "before", "after" or a step, such as "step-000020"."""
         from vlm_pg.eval.answer_files import AnswerFiles
         from vlm_pg.eval.figure_lines import table
 

@@ -27,7 +27,6 @@ from vlm_pg.observe.trace import Timeline
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.errors import ServerError
 from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.checkpoints import RunningScore, point_to_best
@@ -309,6 +308,8 @@ class Trainer:
         if self._phase == "evaluating":
             return True
         if self._phase == "sampling":
+            from vlm_pg.rollout.server.errors import ServerError
+
             return self.progress.step > 0 or isinstance(error, ServerError | SampleError)
         return self._phase == "logging" and isinstance(error, OSError | FolderGone)
 
