@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
 # Everything that must pass before a change goes in. Further arguments go to pytest, for example -k rewards.
 #
-#   --matrix                    instead of the usual tests the long tables, of which they are a sample (hours)
+#   --matrix [PATHS ...]        the long tests instead, in parts of an hour; repeat until complete (scripts/matrix.py)
 #   VLM_PG_MEDIA, VLM_PG_DATA   folders of real media and annotation files; tests that need them are skipped without
 set -euo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-marks="not matrix"
-if [ "${1:-}" = "--matrix" ]; then
-    shift
-    marks="matrix"
-fi
-
 set_up_environment
 cd "$REPO_ROOT"
 export PATH="$VENV/bin:$PATH"
+
+if [ "${1:-}" = "--matrix" ]; then
+    shift
+    exec python scripts/matrix.py "$@"
+fi
 
 check() {
     echo "== $*"
@@ -28,11 +27,11 @@ check mypy
 check lint-imports
 if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     # One GPU is not shared by several workers.
-    options=(-m "$marks" -n 0)
+    options=(-m "not matrix" -n 0)
 else
     # One torch thread per worker (tests/conftest.py), a file's tests on one worker because they share costly fixtures.
     # In the order of their folders: whole runs, few and long, come first, so that no worker is left alone with one.
-    options=(-m "not gpu and $marks" -n "$(python -c 'import os; print(min(4, len(os.sched_getaffinity(0))))')" --dist loadfile --no-loadscope-reorder)
+    options=(-m "not gpu and not matrix" -n "$(python -c 'import os; print(min(4, len(os.sched_getaffinity(0))))')" --dist loadfile --no-loadscope-reorder)
 fi
 echo "== pytest"
 exec python -m pytest -q "${options[@]}" "$@"

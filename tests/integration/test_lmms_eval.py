@@ -1,6 +1,6 @@
 """lmms-eval asks the tiny model through vlm_pg, by its own command: the answers are those of ``vlm-pg eval``.
 
-Needs lmms-eval beside vlm_pg (docs/guide.md says how it is installed); skipped elsewhere.
+Needs lmms-eval beside vlm_pg (docs/evaluation.md says how it is installed); skipped elsewhere.
 """
 
 from __future__ import annotations

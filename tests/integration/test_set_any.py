@@ -128,7 +128,7 @@ def test_a_reader_and_an_aggregation_of_one_s_own(rooms: Prepared, tmp_path: Pat
 
 def test_the_guide_s_example_works(rooms: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers in their last line: 1 and 2 are right, 3 is wrong, 4 says nothing."""
-    guide = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     example = textwrap.dedent(
         guide.partition("    # rooms.yaml")[2].partition("\nAn answer of None")[0].partition("\n")[2]
     )

@@ -82,7 +82,7 @@ class MediaSettings(Settings):
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = Field(
         "auto",
         description="auto: PyAV, whose frames are exact or refused. decord and torchcodec may return wrong ones of "
-        "damaged files (docs/guide.md).",
+        "damaged files (docs/data.md).",
     )
     decoder_device: Literal["cpu", "cuda"] = Field(
         "cpu",

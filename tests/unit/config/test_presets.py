@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
@@ -132,3 +134,9 @@ def test_the_document_gives_what_pruning_keeps() -> None:
             else:
                 with pytest.raises(ValueError):
                     num_kept(generations, float(rate))
+
+
+def test_settings_reference_is_current() -> None:
+    """docs/settings.md is what scripts/settings_reference.py writes."""
+    root = Path(__file__).resolve().parents[3]
+    assert subprocess.run([sys.executable, "scripts/settings_reference.py", "--check"], cwd=root).returncode == 0
