@@ -16,7 +16,7 @@ from vlm_pg.cache.notes import say
 from vlm_pg.cache.room import Outcome
 from vlm_pg.cache.store import Store, key_of
 from vlm_pg.models.numerics import numerics_digest
-from vlm_pg.models.vision_pieces import Grid, shares
+from vlm_pg.models.tower_inputs import Grid, shares
 from vlm_pg.types import Prompt
 
 KIND = "features"

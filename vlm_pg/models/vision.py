@@ -16,8 +16,7 @@ from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.memory import tensor_bytes
 from vlm_pg.models.family import Family
 from vlm_pg.models.kept_features import KeptFeatures
-from vlm_pg.models.pixels import PixelGeometry
-from vlm_pg.models.vision_pieces import Grid, VisionPiece, shares
+from vlm_pg.models.tower_inputs import Grid, PixelGeometry, VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
 
 # Of all encoders of this process: equal versions mean one encoder and the same weights.

@@ -14,9 +14,9 @@ from vlm_pg.models.checks import check_prompt, media_among
 from vlm_pg.models.family import refuse_media
 from vlm_pg.models.loading import check_tokenizer, load_config, read_processor
 from vlm_pg.models.lora import adapter_base
-from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, PositionRule
+from vlm_pg.models.tower_inputs import PixelGeometry
 from vlm_pg.types import Prompt, Sample
 
 if TYPE_CHECKING:
