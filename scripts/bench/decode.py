@@ -68,7 +68,7 @@ def count_decoding(
 
     def step() -> None:
         batch._sample()
-        batch._let_go_of_finished(1.0)
+        batch._evict_finished(1.0)
         batch._forward()
 
     count(step, fakes)

@@ -115,8 +115,8 @@ def main(folder: Path) -> None:
         finally:
             sys.setprofile(None)
 
-    Prompt.__init__ = noted  # type: ignore[method-assign]
-    Trainer._step = watched_step  # type: ignore[method-assign]
+    Prompt.__init__ = noted  # type: ignore[assignment,method-assign]
+    Trainer._step = watched_step  # type: ignore[assignment,method-assign]
     config = short_run(folder, model={"train": ["tower", "merger", "language"]}, data={"media_root": str(folder)})
     records = json.loads((folder / "records.json").read_text())
     for number, record in enumerate(records):

@@ -32,7 +32,7 @@ from vlm_pg.models.loading import make_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.vision_pieces import VisionPiece
+from vlm_pg.models.tower_inputs import VisionPiece
 from vlm_pg.types import ResponseGroup
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")

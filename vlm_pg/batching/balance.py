@@ -1,7 +1,7 @@
 """Work dealt over data ranks so that all take about as long: groups whole where that balances, else some of them split.
 
 A group that is split pays its prefix once more on every further rank, so this is done only where the slowest rank gains
-by it. Rewards and advantages are computed on whole groups before, and loss weights over all ranks: who computes what
+by it. Rewards and advantages are computed on whole groups before, and loss weights over all ranks: the deal
 cannot change the gradient. Pure and in whole numbers: every rank that knows the same sizes finds the same deal.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vlm_pg.batching.cost import CostModel, GroupCosts, GroupWork
-from vlm_pg.batching.deal_search import Search, keep_at_home, largest_first, whole_groups
-from vlm_pg.batching.differencing import equal_counts
+from vlm_pg.batching.deal_search import Search, equal_counts, keep_at_home, largest_first, whole_groups
 from vlm_pg.batching.plan import Piece, Shared
 from vlm_pg.metrics import Chart, Metric
 
@@ -33,7 +32,7 @@ RANK_IDLE = Metric("balance/idle/", "share of the rank's time", "same", Chart("I
 
 @dataclass(frozen=True)
 class Deal:
-    """Who computes what.
+    """The groups and responses that each rank computes.
 
     ``pieces``: of each rank, groups ascending; every response exactly once. ``costs``: estimated, of each rank.
     ``whole_cost``: of all groups on one rank, nothing split: what splitting and parting questions on one video add is
@@ -123,7 +122,7 @@ def _searches(costs: GroupCosts, ranks: int, tolerance_percent: int) -> Iterator
             break
     if costs.groups and len(costs.groups) % ranks == 0:
         # Equally many groups each, by the tokens that they would have if every prefix were repeated: what others
-        # balance by. Seldom the better beginning; and nobody who deals so has a faster slowest rank.
+        # balance by. Seldom the better start; it guarantees a slowest rank no slower than that balancing has.
         dealt = equal_counts([_repeated_work(work) for work in costs.groups], ranks)
         even = Search(costs, ranks, tolerance_percent, whole_groups(costs, dealt))
         if even.slowest < search.slowest:

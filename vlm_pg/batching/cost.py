@@ -3,7 +3,7 @@
 A shared prefix of P tokens costs P tokens and P (P + 1) / 2 attention pairs, once; a response of r stream tokens behind
 it costs r tokens, r P + r (r + 1) / 2 pairs and r + 1 rows of logits. What an earlier prompt has in common with a later
 one costs the later one nothing, where both are computed in one micro-batch. The vision tower is no part of it: a frozen
-one's features are there already, and the frames of one that trains are divided over all ranks, whoever trains on them.
+one's features are there already, and the frames of one that trains are divided over all ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GroupWork:
         prompt_tokens: P.
         responses: stream tokens of each response that trains (one less than it has).
         media_key: prompts with equal ones have equal media; "" equals nothing.
-        rank: who holds it now.
+        rank: the one that holds it.
     """
 
     prompt_tokens: int
@@ -66,7 +66,7 @@ class GroupCosts:
         self.cluster = _clusters(groups, token_budget, shared)
         self.clusters = [members for group, members in enumerate(self.cluster) if members[0] == group]
         self._prefixes: dict[tuple[int, ...], int] = {}
-        # Whoever computes a group's longest response computes its prefix, too: no deal has a faster slowest rank.
+        # The rank with a group's longest response computes its prefix, too: a lower bound of the slowest rank.
         self.longest = max(
             (self.prefixes((g,)) + max(of_group) for g, of_group in enumerate(self.responses)), default=0
         )

@@ -1,21 +1,28 @@
 """Ranks and what they tell each other. Without torch.distributed every call is its own answer.
 
-processes -> stopping -> collectives -> layout -> sequence_group; notes need only the processes.
+processes -> collectives -> layout -> sequence_group.
 """
 
 from vlm_pg.distributed.collectives import (
+    AgreedStop,
+    agree_to_go_on,
     exchange_objects,
     exchange_rows,
     gather_objects,
     max_over_ranks,
+    meet_to_stop,
     min_over_ranks,
+    no_way_back,
+    stopping_together,
     sum_over_ranks,
     sum_tensors_over_ranks,
 )
 from vlm_pg.distributed.layout import ALONE, RankLayout
-from vlm_pg.distributed.notes import Meeting, SharedFlag, SharedNote
 from vlm_pg.distributed.processes import (
     LAUNCHER_VARIABLES,
+    Meeting,
+    SharedFlag,
+    SharedNote,
     barrier,
     disconnect,
     end_rank,
@@ -26,7 +33,6 @@ from vlm_pg.distributed.processes import (
     local_device,
 )
 from vlm_pg.distributed.sequence_group import BY_ITSELF, SequenceGroup
-from vlm_pg.distributed.stopping import AgreedStop, agree_to_go_on, meet_to_stop, no_way_back, stopping_together
 
 __all__ = [
     "ALONE",

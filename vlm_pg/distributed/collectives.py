@@ -1,16 +1,19 @@
-"""Numbers, tensors and objects of all ranks. Without torch.distributed every call is its own answer."""
+"""Numbers, tensors and objects of all ranks, and stopping together before a collective.
+
+Without torch.distributed every call returns its own argument.
+"""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from vlm_pg.distributed.processes import is_distributed, local_device
-from vlm_pg.distributed.stopping import agree_to_go_on
+from vlm_pg.distributed.processes import host_group, is_distributed, local_device
 
 # Tensors are joined up to this size for one collective: a call for each of thousands of small ones would cost more.
 BUCKET_BYTES = 64 * 2**20
@@ -114,3 +117,54 @@ def gather_objects(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+class AgreedStop(InterruptedError):
+    """Some rank was asked to stop, and all ranks have left at this place."""
+
+
+_asked_to_stop: Callable[[], bool] | None = None
+
+
+@contextmanager
+def stopping_together(asked: Callable[[], bool]) -> Iterator[None]:
+    """Inside, all ranks raise ``AgreedStop`` before a collective of numbers or objects once ``asked()`` of one is true.
+
+    A rank that leaves by itself calls ``meet_to_stop``, which is what the others meet in place of their collective.
+    """
+    global _asked_to_stop
+    before, _asked_to_stop = _asked_to_stop, asked
+    try:
+        yield
+    finally:
+        _asked_to_stop = before
+
+
+def agree_to_go_on() -> None:
+    """A collective where ranks stop together (``stopping_together``), else nothing.
+
+    Raises:
+        AgreedStop: some rank was asked to stop.
+    """
+    if _asked_to_stop is None:
+        return
+    asked = _asked_to_stop()
+    if _any_rank(asked) if is_distributed() else asked:
+        raise AgreedStop("asked to stop")
+
+
+def no_way_back() -> None:
+    """Called on all ranks: until the present ``stopping_together`` ends no rank stops any more."""
+    global _asked_to_stop
+    _asked_to_stop = None
+
+
+def meet_to_stop() -> None:
+    """Leave the other ranks, which are about to make a collective: they leave too."""
+    _any_rank(True)
+
+
+def _any_rank(here: bool) -> bool:
+    flag = torch.tensor([int(here)])
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=host_group())
+    return bool(flag.item())

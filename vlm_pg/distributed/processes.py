@@ -1,4 +1,4 @@
-"""The processes that a launcher started: meeting, leaving, whose fault an error is."""
+"""The processes that a launcher started: meeting, notes through their store, leaving, which rank caused an error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import atexit
 import os
 import re
 import sys
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from typing import Any, NoReturn
@@ -23,7 +25,7 @@ _OF_COLLECTIVES = re.compile(r"gloo|nccl|Connection closed by peer|Connection re
 # (``vlm_pg.watch``). What is left is a hang of all: of a network, or of collectives that do not match.
 COLLECTIVE_TIMEOUT = timedelta(hours=6)
 
-# What a launcher tells each process.
+# Set by a launcher for each process.
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -69,7 +71,7 @@ def join_ranks() -> None:
 
 
 def _wait_longer(store: Any) -> None:
-    """``COLLECTIVE_TIMEOUT`` from now on; until ranks have met, only torch's limit tells of one that never comes."""
+    """``COLLECTIVE_TIMEOUT`` from now on; until ranks have met, torch's limit applies."""
     groups: Any = dist.distributed_c10d
     set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else groups._set_pg_timeout  # torch 2.11
     set_timeout(COLLECTIVE_TIMEOUT)
@@ -120,7 +122,7 @@ def is_about_other_ranks(error: BaseException) -> bool:
 
 def barrier() -> None:
     if is_distributed():
-        # NCCL's is a collective on a device; unless told it takes, as the first one, that of rank modulo devices.
+        # NCCL's is a collective on a device; by default the first one uses device rank modulo devices.
         dist.barrier(device_ids=[torch.cuda.current_device()] if dist.get_backend() == "nccl" else None)
 
 
@@ -142,3 +144,74 @@ def end_rank(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+# Between two looks whether all ranks have come.
+_MEETING_SECONDS = 0.1
+
+
+class SharedNote:
+    """A text that one rank leaves and all ranks read without a collective, from any thread."""
+
+    def __init__(self, name: str):
+        self._key = f"vlm_pg/{name}"
+        # What the ranks met at; torch has no public name for it.
+        self._store = dist.distributed_c10d._get_default_store()
+
+    def leave(self, text: str) -> None:
+        """Raises ConnectionError: the process that holds the store is gone."""
+        try:
+            self._store.set(self._key, text)
+        except dist.DistError as error:
+            raise ConnectionError(f"{self._key} cannot be left: {error}") from error
+
+    def is_there(self) -> bool:
+        return bool(self._store.check([self._key]))
+
+    def read(self, within_seconds: float) -> str:
+        """Waits until it has been left.
+
+        Raises:
+            TimeoutError: it was not, or the process that holds the store is gone.
+        """
+        try:
+            self._store.wait([self._key], timedelta(seconds=within_seconds))
+            return self._store.get(self._key).decode()
+        except dist.DistError as error:
+            raise TimeoutError(f"{self._key} was not left in {within_seconds:.0f} s") from error
+
+
+class SharedFlag(SharedNote):
+    """Something that any rank may say and all ranks hear."""
+
+    def set(self) -> None:
+        self.leave("1")
+
+    def is_set(self) -> bool:
+        return self.is_there()
+
+
+class Meeting:
+    """Where independent ranks wait for each other for as long as that takes: collectives give up after
+    minutes. All ranks make their meetings in the same order."""
+
+    _number = 0
+
+    def __init__(self) -> None:
+        Meeting._number += 1
+        self._key = f"vlm_pg/meeting/{Meeting._number}"
+
+    def wait(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Until all ranks wait here.
+
+        Raises:
+            InterruptedError: ``should_stop``, polled several times a second, returned True.
+        """
+        if not is_distributed():
+            return
+        store = dist.distributed_c10d._get_default_store()
+        store.add(self._key, 1)
+        while store.add(self._key, 0) < dist.get_world_size():
+            if should_stop():
+                raise InterruptedError("stopped while waiting for the other ranks")
+            time.sleep(_MEETING_SECONDS)

@@ -26,12 +26,12 @@ from vlm_pg.models.lora import (
     has_adapter,
     load_adapter,
 )
-from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.tower_attention import attend_to_all_frames
-from vlm_pg.models.vision_alone import lacking_in_tower, without_language, without_report
+from vlm_pg.models.tower_inputs import PixelGeometry
+from vlm_pg.models.vision import lacking_in_tower, without_language, without_report
 from vlm_pg.models.weights import is_quantized, not_finite, quantize_linears
 from vlm_pg.types import Prompt, Sample
 

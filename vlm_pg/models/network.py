@@ -18,11 +18,10 @@ from vlm_pg.models.family import Family
 from vlm_pg.models.linear_attention import route_linear_layers
 from vlm_pg.models.logits import chunk_bytes, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.memory_sizes import mlp_width
-from vlm_pg.models.pixels import PixelGeometry
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
+from vlm_pg.models.tower_inputs import Grid, PixelGeometry, VisionPiece, pieces, run_pieces
 from vlm_pg.models.turns import Turns
-from vlm_pg.models.vision_pieces import Grid, VisionPiece, pieces, run_pieces
 from vlm_pg.models.weights import is_sharded
 
 T = TypeVar("T")

@@ -80,7 +80,7 @@ class _Prompts:
 
 @dataclass(frozen=True)
 class _Stream:
-    """``input_ids`` int64 [T]; ``positions_3T`` int64 [3, T]; ``tree``: who attends to whom.
+    """``input_ids`` int64 [T]; ``positions_3T`` int64 [3, T]; ``tree``: the attention structure.
 
     ``reads``: per node of the tree, which of its rows are read off the last layer ("all", "last" or "none").
     ``share``: what of it this sequence rank computes; None for all.

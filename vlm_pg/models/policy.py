@@ -16,12 +16,11 @@ from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.forward import read_hidden, run_back, run_chunk, run_prefixes, target_logprobs
-from vlm_pg.models.idle import idle_parts
 from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
 from vlm_pg.models.prefix_states import PrefixStates
 from vlm_pg.models.settings import ModelSettings, PositionRule
-from vlm_pg.models.turns import Turns
+from vlm_pg.models.turns import Turns, idle_parts
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
 
@@ -213,7 +212,7 @@ class Policy(Network):
         """Inside, without gradients, ranks need not make the same calls.
 
         ``scattered``: weights lie with several ranks and are gathered part by part, so the ranks take turns; else all
-        weights are at hand. In the first case leaving waits for the other ranks, no collective of one's own may be made
+        weights are whole here. In the first case leaving waits for the other ranks, no other collective may be made
         inside, and a rank that raises does not wait: the others may be in the middle of a part, and only the launcher
         can end them.
         """

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from itertools import accumulate, count, pairwise
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from vlm_pg.distributed import BY_ITSELF, SequenceGroup
 from vlm_pg.memory import tensor_bytes
+from vlm_pg.models.family import Family
 from vlm_pg.models.feature_store import FeatureStore
-from vlm_pg.models.pixels import PixelGeometry
-from vlm_pg.models.vision_pieces import Grid, VisionPiece, shares
+from vlm_pg.models.tower_inputs import Grid, PixelGeometry, VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
 
 # Of all encoders of this process: equal versions mean one encoder and the same weights.
@@ -21,7 +24,7 @@ _VERSIONS = count()
 
 
 class VisionEncoder:
-    """Runs the tower and remembers what it said.
+    """Runs the tower and caches its outputs.
 
     A frozen tower's outputs are kept in a least-recently-used cache of ``cache_bytes`` over the whole run; a trained
     tower's outputs are kept, graph included, until its weights change. Equal media (by content key) share one output.
@@ -53,7 +56,7 @@ class VisionEncoder:
         self._device_now = device
         self._kept: OrderedDict[str, VisualFeatures] = OrderedDict()
         self._kept_bytes = 0
-        # Outputs somebody still holds, whatever the cache has room for: a step's own videos are never encoded twice.
+        # Outputs that are still referenced, also beyond the cache: a step's own videos are never encoded twice.
         self._in_use: WeakValueDictionary[str, VisualFeatures] = WeakValueDictionary()
         self._trains = trains
         self.kept: FeatureStore | None = None
@@ -116,7 +119,7 @@ class VisionEncoder:
         results: dict[str, VisualFeatures] = {}
         missing: dict[str, Prompt] = {}
         keys = self._keys(prompts)
-        # Held until the end: what somebody else lets go of meanwhile would be missing on this process alone.
+        # References until the end: an output that is freed meanwhile would be missing on this process alone.
         found = {key: self._kept.get(key) or self._in_use.get(key) for key in keys}
         missing_here = {key for key, kept in found.items() if kept is None or (with_graph and not kept.carries_graph)}
         missing_somewhere: set[str] = set().union(*sequence.gather(missing_here))
@@ -145,7 +148,7 @@ class VisionEncoder:
     ) -> tuple[list[VisualFeatures], torch.Tensor]:
         """As ``encode`` with a graph that is kept, called by all of ``everyone`` at the same time. A collective.
 
-        Each process runs the tower on an equal part of all frames, whoever asks for them: pixels go there, features
+        Each process runs the tower on an equal part of all frames, of any process: pixels go there, features
         come back, and their gradients take the same way. What was kept before is made anew, so that all processes are
         in this one graph.
 
@@ -299,3 +302,35 @@ def _grids(prompt: Prompt) -> torch.Tensor:
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
     """Length of what two runs (from, to) have in common."""
     return max(0, min(one[1], other[1]) - max(one[0], other[0]))
+
+
+def without_language(config: Any) -> Any:
+    """A copy of ``config`` without decoder layers, whose vocabulary is one token; everything around the tower, by
+    which its weights are found and prompts are made, is as it was."""
+    config = deepcopy(config)
+    text = config.get_text_config()
+    text.num_hidden_layers, text.vocab_size = 0, 1
+    text.pad_token_id = None  # it would have to be in the vocabulary
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    return config
+
+
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Inside, transformers does not list the language model's weights as left out."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def lacking_in_tower(family: Family, found: Mapping[str, Any]) -> list[str]:
+    """Weights of the tower that a checkpoint has not, or of another shape; what it has beyond is not asked for."""
+    mismatched = (name for name, *_ in found.get("mismatched_keys") or ())
+    names = [*(found.get("missing_keys") or ()), *mismatched]
+    return sorted(name for name in names if family.part_of(name) != "language")

@@ -1,4 +1,4 @@
-"""What a step asks of whoever samples and scores, and of nobody in particular: the policy in this process, a server."""
+"""Interfaces of what samples and scores for a step: the policy in this process, or a server."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Sampler(Protocol):
         ...
 
     def use_checkpoint(self, checkpoint: Path) -> None:
-        """The policy as it is now lies in this folder; for samplers with weights of their own."""
+        """The present policy is saved in this folder; for samplers with weights of their own."""
         ...
 
 
 class Scorer(Protocol):
-    """Gives responses that somebody sampled their log-probabilities: the reference of a KL, the policy itself."""
+    """Computes log-probabilities of sampled responses: the reference of a KL, the policy itself."""
 
     def score(self, groups: Sequence[ResponseGroup], temperature: float) -> list[list[torch.Tensor]]:
         """Per group, per response: fp32 [R] on the CPU, logits divided by ``temperature``.

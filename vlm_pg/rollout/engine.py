@@ -33,11 +33,11 @@ from vlm_pg.rollout.waiting import WaitingPrompts
 from vlm_pg.tally import Tally
 from vlm_pg.types import FinishReason, Prompt, Rollout
 
-# Finished rollouts are let go once they are a quarter of their cohort: copying keys and values costs too.
-LET_GO_BELOW = 0.75
-# Of the rollouts that run then, at least this share enters at a time, unless nobody waits behind them: every admission
+# Cohorts are compacted once a quarter of their rollouts are finished: copying keys and values costs too.
+COMPACT_THRESHOLD = 0.75
+# Of the rollouts that run then, at least this share enters at a time, unless none waits behind them: every admission
 # copies the store and adds a cohort, which is a call more in every layer.
-ENTER_TOGETHER = 0.25
+MIN_ADMITTED_SHARE = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class RolloutEngine:
             self.policy.check_prompt(prompt, self.settings.max_new_tokens)
         rollouts: dict[int, tuple[Rollout, ...]] = {}
         budget = self._common_budget(sequence)
-        # A prefill is for all of them, so nobody starts one while others still sample.
+        # A prefill runs on all of them, so none starts while others still sample.
         for one in rounds(self.policy, self.settings, prompts, budget, sequence):
             together = Together(sequence, budget, one.divided)
             batch = _ContinuousBatch(self, [prompts[place] for place in one.places], step, together)
@@ -231,7 +231,7 @@ class RolloutEngine:
         """None: every question has rollouts."""
 
     def use_checkpoint(self, checkpoint: Path) -> None:
-        """Nothing to do: it samples with the policy as it is."""
+        """Nothing to do: it samples with the policy itself."""
 
     def check_stop(self) -> None:
         """Raise InterruptedError if a stop was asked for."""
@@ -327,7 +327,7 @@ class _ContinuousBatch:
             self.decoder.fused,
         )
         self.booking = Booking(self.policy, self.settings, self.waiting, self.decoder, sequence.size if divided else 1)
-        self.counts_prompts = sequence.rank == 0  # once, whoever prefills them
+        self.counts_prompts = sequence.rank == 0  # once
         counted = self.prompts if self.counts_prompts else []
         self.stats = RolloutStats(
             prompt_tokens=sum(prompt.num_tokens for prompt in counted),
@@ -350,7 +350,7 @@ class _ContinuousBatch:
             self.engine.check_stop()
             self._admit()
             self._sample()
-            self._let_go_of_finished(LET_GO_BELOW)
+            self._evict_finished(COMPACT_THRESHOLD)
             if self.cohorts:
                 self._forward()
         while self.divided is not None and self.divided.meet((), self.engine.stop_together()):
@@ -376,11 +376,11 @@ class _ContinuousBatch:
             chosen.append(prompt)
             new.update(node for node in path if node not in stored)
             rows, peak = after, booked
-        if not chosen or (len(chosen) < len(self.waiting) and rows - running < ENTER_TOGETHER * rows):
+        if not chosen or (len(chosen) < len(self.waiting) and rows - running < MIN_ADMITTED_SHARE * rows):
             return
         self.waiting.take(len(chosen))
         self.stats.peak_bytes = max(self.stats.peak_bytes, peak)
-        self._let_go_of_finished(1.0)
+        self._evict_finished(1.0)
         self._start(chosen, stored, sorted(new))
 
     def _start(self, chosen: Sequence[int], stored: set[int], new: Sequence[int]) -> None:
@@ -423,7 +423,7 @@ class _ContinuousBatch:
         return seen
 
     def _sample(self) -> None:
-        """The next token of every rollout, and which of them have said everything."""
+        """Sample the next token of every rollout; finish those that end with it."""
         cohorts = self.cohorts
         logits = self.policy.logits(_together([cohort.hidden for cohort in cohorts]))
         choice = self.sampler.choose(
@@ -452,8 +452,8 @@ class _ContinuousBatch:
         if len(group) == self.rollouts_each:
             self.waiting.done(rollout.prompt)
 
-    def _let_go_of_finished(self, below: float) -> None:
-        """Cohorts without a running rollout end; others let go of finished ones if fewer than this share still run."""
+    def _evict_finished(self, below: float) -> None:
+        """Cohorts without a running rollout end; others drop finished ones if fewer than this share still run."""
         remaining = []
         for cohort in self.cohorts:
             rows = cohort.running_rows()

@@ -15,7 +15,7 @@ from vlm_pg.types import ResponseGroup
 
 @dataclass(frozen=True)
 class PolicyScorer:
-    """Scores with a policy as it is when it is asked, at most ``token_budget`` tokens per pass."""
+    """Scores with the present weights of a policy, at most ``token_budget`` tokens per pass."""
 
     policy: ScoringPolicy
     token_budget: int
@@ -31,7 +31,7 @@ class PolicyScorer:
             sequence: processes that were given the same groups; each computes its share of every pass.
 
         Raises:
-            InterruptedError: ``should_stop`` said so before a pass.
+            InterruptedError: ``should_stop`` returned True before a pass.
         """
         if not self.policy.settings.share_prefix:
             alone = iter(self._score_once(one_by_one(groups), temperature, sequence))

@@ -1,4 +1,4 @@
-"""Which prompts come next: those that share a beginning follow each other, so that it can be let go of early."""
+"""Which prompts come next: those that share a beginning follow each other, so that it can be freed early."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _path(tree: PromptTree, end: int, offset: int) -> tuple[int, ...]:
 
 
 def _depth_first(paths: Sequence[tuple[int, ...]]) -> list[int]:
-    """Prompts so that whoever passes through a node follows the others that do, in order of first appearance."""
+    """Prompts, those that pass through a node one after the other, in order of first appearance."""
     first_seen: dict[int, int] = {}
     for prompt, path in enumerate(paths):
         for node in path:

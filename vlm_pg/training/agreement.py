@@ -11,7 +11,7 @@ from typing import Any
 
 import vlm_pg
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import RankLayout, gather_objects
+from vlm_pg.distributed import gather_objects
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.versions import versions
 
@@ -23,14 +23,12 @@ SHOWN, VALUE_CHARACTERS = 12, 120
 NOT_SET, UNREADABLE = "not set", "not readable"
 
 
-def refuse_differences(config: RunConfig, ranks: RankLayout) -> None:
+def refuse_differences(config: RunConfig) -> None:
     """A collective: all ranks raise, or none.
 
     Raises:
         ConfigError: settings, versions, vlm_pg's sources or files of the user's own code are not the same everywhere.
     """
-    if ranks.world_size == 1:
-        return
     facts = how_started(config)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     if len(set(gather_objects(digest))) == 1:
@@ -64,7 +62,7 @@ def how_started(config: RunConfig) -> dict[str, str]:
 
 
 def differences(hosts: Sequence[str], of_ranks: Sequence[Mapping[str, str]]) -> list[str]:
-    """A line for each name whose value is not the same everywhere, with who has which.
+    """A line for each name whose value is not the same everywhere, with the ranks that have each value.
 
     Args:
         hosts: of each rank.
@@ -103,7 +101,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _of_deepspeed_file(path: Path) -> dict[str, str]:
-    """Its content, by key; what is wrong with it is said later, by each rank of its own."""
+    """Its content, by key; each rank reports a faulty file later."""
     name = "training.deepspeed_config"
     try:
         content = json.loads(path.read_bytes())

@@ -20,7 +20,6 @@ from vlm_pg.algorithms.losses import KL, kl_penalty
 from vlm_pg.algorithms.pruning import fits, num_kept, questions_needed
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import agree_to_go_on, gather_objects, sum_over_ranks
-from vlm_pg.media.controls import shuffle_frames
 from vlm_pg.metrics import Chart, Metric
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler, Scorer
@@ -176,8 +175,11 @@ class Collector:
         with self.phases.timed("prompts"):
             questions = self.stages.stream.load(samples)
             videos = [sample for sample, _ in questions if any(ref.kind == "video" for ref in sample.media)]
-            controlled = self.algorithm.temporal_bonus > 0
-            shuffled = self.stages.stream.load_tampered(videos, shuffle_frames) if controlled else []
+            shuffled: list[tuple[Sample, Prompt]] = []
+            if self.algorithm.temporal_bonus:
+                from vlm_pg.media.controls import shuffle_frames
+
+                shuffled = self.stages.stream.load_tampered(videos, shuffle_frames)
             if steps_ahead:
                 self.stages.stream.decode_ahead(steps_ahead)
         prompts = [prompt for _, prompt in questions]
@@ -192,7 +194,7 @@ class Collector:
             if trains and to_train and share:
                 vision = self._encoded(prompts)
         with self.phases.timed("rollout"), self.engine.weights_at_hand():
-            # A frozen tower may be entered by each rank as often as it needs, so it runs where all weights are at hand.
+            # Each rank enters a frozen tower as often as it needs, so it runs where all weights are gathered.
             if share and not trains:
                 vision = self._encoded(prompts)
             groups = self._sample(questions, prompts if vision is None else vision.prompts, step)

@@ -57,7 +57,7 @@ def connect() -> None:
 
 @contextmanager
 def scattered_reading(settings: TrainingSettings, dtype: torch.dtype) -> Iterator[None]:
-    """Around ``from_pretrained``: under ZeRO-3 each weight is divided over the ranks as soon as it is made and read.
+    """Around ``from_pretrained``: under ZeRO-3 each weight is divided over the ranks as soon as it is read.
 
     No rank ever holds the whole model. Rank 0 reads the files, which are mapped, not copied.
     """
@@ -156,7 +156,7 @@ class DeepSpeedEngine(Engine):
         return norm
 
     def _link_states(self) -> None:
-        """After the first update of ZeRO-1 and 2: DeepSpeed tells weights where their states lie once the first of its
+        """After the first update of ZeRO-1 and 2: DeepSpeed links weights to their states once the first of its
         parameter groups has some, and does so for all groups."""
         if not self._states_linked and self._stage in (1, 2):
             link_states(self._engine.optimizer)
@@ -304,7 +304,7 @@ class DividedTogether(_DeepSpeedStates):
 
 
 def link_states(zero: Any) -> None:
-    """Stages 1 and 2: DeepSpeed tells weights where their states lie, as it does after its first step."""
+    """Stages 1 and 2: link weights to their states, as DeepSpeed does after its first step."""
     if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
         zero._hp_optimizer_states_linked = False
         zero._lazy_init_hp_params_optimizer_state()

@@ -1,4 +1,4 @@
-"""Who owns gradients and optimizer state: torch, whole on every rank, or DeepSpeed."""
+"""Gradients and optimizer state: of torch, whole on every rank, or of DeepSpeed, divided."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ class Engine(ABC):
 
     @contextmanager
     def weights_at_hand(self) -> Iterator[None]:
-        """Around generation and evaluation: ranks may use the policy at their own pace inside, without gradients.
+        """Around generation and evaluation: inside, ranks use the policy independently, without gradients.
 
-        No collective of one's own inside: the weights may be gathered in turns.
+        No other collectives inside: the weights may be gathered in lockstep.
         """
         yield
 

@@ -127,7 +127,7 @@ def _stored_dtype(path: str) -> torch.dtype:
 
     try:
         dtype = AutoConfig.from_pretrained(path).dtype
-    except Exception:  # what is wrong is said when the model is loaded
+    except Exception:  # loading the model reports the fault
         dtype = None
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 

@@ -172,7 +172,7 @@ def behaviour_logprobs(
         weights_version: the policy's, now.
 
     Raises:
-        ConfigError: ``recompute`` with rollouts that other weights sampled and nobody scored under them.
+        ConfigError: ``recompute`` with rollouts that other weights sampled and that were not scored under those.
     """
     if source == "reuse":
         return [[rollout.rollout_logprobs for rollout in group.rollouts] for group in groups]

@@ -31,7 +31,6 @@ from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
-from vlm_pg.training.agreement import refuse_differences
 from vlm_pg.training.checkpoints import find_best, point_to_best, read_state
 from vlm_pg.training.opening import OpenFolder, RunSummary
 from vlm_pg.training.phases import Phases
@@ -52,7 +51,7 @@ from vlm_pg.training.setup import (
     refuse_nothing_to_train,
 )
 from vlm_pg.training.stop import StopRequest
-from vlm_pg.training.trainer import Progress, Surroundings, Trainer
+from vlm_pg.training.trainer import Progress, RunContext, StepLogs, Trainer
 from vlm_pg.types import BadSample, Prompt, Sample
 from vlm_pg.versions import versions
 from vlm_pg.watch.watch import RankWatch
@@ -60,7 +59,6 @@ from vlm_pg.watch.watch import RankWatch
 # Rooms that a run enters only if its configuration says so are imported there.
 if TYPE_CHECKING:
     from vlm_pg.eval.runner import Evaluator
-    from vlm_pg.observe.trackers import Trackers
 
 # As a shell says of a program that Ctrl-C has ended.
 INTERRUPTED = 130
@@ -86,7 +84,10 @@ def _train(config: RunConfig, watch: RankWatch) -> int:
         stack.callback(timeline.close)
         try:
             with phases.timed("setup"):
-                refuse_differences(config, here)
+                if here.world_size > 1:
+                    from vlm_pg.training.agreement import refuse_differences
+
+                    refuse_differences(config)
                 refuse_at_once(config)
                 ranks = layout_of(config)
                 stop = stack.enter_context(StopRequest(ranks).listening())
@@ -250,7 +251,7 @@ class _Run:
                     self.console.warn("no evaluation before training: these weights are trained already")
                 else:
                     self._summarize(evaluator, "before")
-            if not trainer.run(*self._open_logs(resume_step)):
+            if not trainer.run(self._open_logs(resume_step)):
                 return self._finish(finished=False)
             if evaluator and config.eval.after:
                 self._summarize(evaluator, "after")
@@ -273,26 +274,26 @@ class _Run:
                 self.console.info(f"waiting for the decoding workers (media.workers={self.config.media.workers})")
             self.sources.wait_until_ready(self.stop.between_tokens)
 
-    def _open_logs(self, resume_step: int | None) -> tuple[MetricsLog | None, RolloutsLog | None, Trackers | None]:
+    def _open_logs(self, resume_step: int | None) -> StepLogs:
         """What is written after every step, by rank 0."""
         self.timeline.open(self.folder)
         if not self.ranks.is_first:
-            return None, None, None
+            return StepLogs()
         observe, enter = self.config.observe, self.stack.enter_context
         metrics = enter(MetricsLog(self.folder, resume_step))
         rollouts = enter(RolloutsLog(self.folder, observe.rollouts_per_step, observe.thumbnails, resume_step))
         if not observe.trackers:
-            return metrics, rollouts, None
-        from vlm_pg.observe.trackers import Trackers
+            return StepLogs(metrics, rollouts)
 
         name, console = self.config.run.name, self.console
-        return metrics, rollouts, enter(Trackers(observe, self.folder, name, resume_step, console.info, console.warn))
+        trackers = enter(Trackers(observe, self.folder, name, resume_step, console.info, console.warn))
+        return StepLogs(metrics, rollouts, trackers)
 
     def _make_trainer(self, evaluator: Evaluator | None) -> Trainer:
         config = self.config
         source = self.sources.for_training(config.data.prompt_cache_mb * 2**20)
         data = TrainingData(self.samples, self.order, source, self.digests)
-        around = Surroundings(
+        context = RunContext(
             self.folder,
             self.console,
             self.stop,
@@ -302,7 +303,7 @@ class _Run:
             self.presence,
             None if evaluator is None else partial(self._evaluate, evaluator),
         )
-        return Trainer(config, self.engine, self.reference, data, self.rewarder, around, self.progress)
+        return Trainer(config, self.engine, self.reference, data, self.rewarder, context, self.progress)
 
     def _make_evaluator(self) -> Evaluator | None:
         config = self.config
@@ -331,7 +332,7 @@ class _Run:
         self.summary.set(f"eval_{tag}", self._evaluate(evaluator, tag))
 
     def _evaluate(self, evaluator: Evaluator, tag: str) -> dict[str, Any]:
-        """Evaluate the weights as they are. ``tag``: when; "step-000020" is said and written as that."""
+        """Evaluate the present weights. ``tag``: "before", "after" or a step, such as "step-000020"."""
         from vlm_pg.eval.answer_files import AnswerFiles
         from vlm_pg.eval.figure_lines import table
 

@@ -40,7 +40,7 @@ class OpenFolder:
         self._config, self._ranks, self._stack, self._info, self._warn = config, ranks, stack, info, warn
         self.path = Path(config.run.dir)
         self._lock: RunLock | None = None
-        # Nobody else may train in a folder that is continued or moved aside.
+        # Hold the run lock before resuming or archiving the folder.
         problem = ranks.first_says(self._lock_earlier_run)
         if problem is not None:
             raise ConfigError(problem)

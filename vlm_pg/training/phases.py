@@ -16,7 +16,7 @@ IDLE = "idle"
 
 
 class PhaseObserver(Protocol):
-    """Told of every phase, in this process, as it begins and ends; phases may lie within others."""
+    """Callbacks at phase start and end, in this process; phases may be nested."""
 
     def begun(self, name: str) -> None: ...
 

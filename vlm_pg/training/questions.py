@@ -30,7 +30,7 @@ class QuestionStream:
 
     Args:
         place: how many places of the order are behind already.
-        on_bad: told how many samples this rank has tried, and which of them cannot be used; called on all ranks.
+        on_bad: takes how many samples this rank has tried, and which of them cannot be used; called on all ranks.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class QuestionStream:
         return self._source.load(samples, tamper, self._should_stop)[0]
 
     def decode_ahead(self, steps: int) -> None:
-        """Start decoding what the next steps will ask for; what was expected before and is not any more is let go."""
+        """Start decoding the media of the next steps; cancel stale prefetch requests."""
         ahead: list[Sample] = []
         for step in range(steps):
             first = self.place + step * self._prompts_per_step
@@ -110,7 +110,7 @@ def share_of_rank(samples: Sequence[Sample], rank: int, world_size: int, in_turn
     """One of ``world_size`` blocks of almost equal size; a question stands next to an earlier one on the same media.
 
     Ranks cannot share what they have computed, so questions on one video are worth most on one rank. What is sampled
-    and learned does not depend on who does it. Otherwise the order is kept: it is a random one, and mixes long prompts
+    and learned does not depend on the rank. Otherwise the order is kept: it is a random one, and mixes long prompts
     with short ones.
 
         questions on videos a, b, a, c, two ranks: (a, a) and (b, c)

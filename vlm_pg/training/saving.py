@@ -234,7 +234,7 @@ def _other_model(settings: ModelSettings, path: Path) -> str | None:
     try:
         of_checkpoint = _dimensions(path, settings)
         of_run = _dimensions(settings.path, settings)
-    except ModelError:  # said when it is loaded
+    except ModelError:  # loading it reports the fault
         return None
     names = [name for name in of_run if of_run[name] != of_checkpoint.get(name)]
     names.sort(key=lambda name: (not name.endswith("model_type"), name))
@@ -270,7 +270,7 @@ def why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
     """Why a run without a checkpoint must not begin at step 1 in this folder; None if it may.
 
     Before the first checkpoint was due nothing is lost: the same steps are sampled again, alike. Afterwards there was
-    one, and somebody or something has taken it away.
+    one, which has been removed since.
 
     Args:
         checkpoint_every: of this run; that of the folder's own configuration counts where it can be read.

@@ -61,7 +61,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
 
 
 def _allocator() -> str:
-    """What torch's allocator was told."""
+    """The settings of torch's allocator."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "torch's own settings"
 
@@ -159,7 +159,7 @@ def check_step_size(config: RunConfig, usable: int, bad: int, warn: Callable[[st
 
     Args:
         usable, bad: how many records a run asks for, and how many could not be read.
-        warn: told where bad records are the cause.
+        warn: called where bad records are the cause.
 
     Raises:
         ConfigError: there are fewer records.

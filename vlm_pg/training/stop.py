@@ -1,8 +1,8 @@
 """Stopping on request: SIGTERM, SIGUSR1 or Ctrl-C set a flag that long work polls; a second Ctrl-C stops at once.
 
-Several ranks stop together, whichever was asked. Each tells the others through the store they were connected by, so
-that all cut short what they do at their own pace; and before every collective of small values in a step they agree
-whether to go on, so that no rank waits for one that has stopped.
+Several ranks stop together, whichever received the signal. It is published in their store, so that all end early
+what they run independently; and before every collective of small values in a step they agree whether to go on, so that
+no rank waits for one that has stopped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.5
 
 
 class StopRequest:
-    """Whether somebody asked the run to stop. ``interrupted``: by Ctrl-C, and here."""
+    """A request to stop the run. ``interrupted``: by Ctrl-C, on this rank."""
 
     def __init__(self, ranks: RankLayout) -> None:
         self.ranks, self.asked, self.interrupted = ranks, False, False

@@ -1,4 +1,4 @@
-"""The training loop: questions -> rollouts -> rewards -> update -> what is seen of it -> checkpoint."""
+"""The training loop: collect -> update -> evaluate -> log -> checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
-from vlm_pg.errors import SampleError, ServerError, TooManyBadSamples, VlmPgError
+from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
 from vlm_pg.models.reference import ScoringPolicy, scoring_phase
 from vlm_pg.observe.console import Console
@@ -55,13 +55,14 @@ _ACCURACY_CHART = Chart("Accuracy on evaluation sets", 3)
 EVAL_ACCURACY = Metric("eval/accuracy", "share right", "same", _ACCURACY_CHART)
 SET_ACCURACY = Metric("eval/accuracy/", "share right", "same", _ACCURACY_CHART)
 CORE_WAIT = Metric("core_wait_share", "share of the step", "same")
+REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
 
 
 @dataclass
 class Progress:
     """What a checkpoint carries beside weights and optimizer state; randomness follows from ``step``.
 
-    ``questions``: places of the data's order that are behind. ``updates``: of the optimizer.
+    ``questions``: position in the data's order. ``updates``: of the optimizer.
     """
 
     step: int = 0
@@ -80,10 +81,10 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Where a run writes, what it says, who ends it, and who evaluates its weights (given what they are called).
+class RunContext:
+    """Where a run writes and prints, its stop request and clocks, and the evaluation of its weights (given its tag).
 
-    ``bad_log`` and ``presence`` (of the run's folder) are those of the rank that writes; None elsewhere.
+    ``bad_log`` and ``presence`` (of the run's folder) are those of rank 0; None elsewhere.
     """
 
     folder: RunFolder
@@ -96,11 +97,28 @@ class Surroundings:
     evaluate: Callable[[str], Mapping[str, Any]] | None = None
 
 
+@dataclass(frozen=True)
+class StepLogs:
+    """What is written after every step; all None on other ranks than 0."""
+
+    metrics: MetricsLog | None = None
+    rollouts: RolloutsLog | None = None
+    trackers: Trackers | None = None
+
+    def write(self, step: int, values: Mapping[str, float | None], groups: Sequence[RolloutGroup]) -> None:
+        if self.metrics is not None:
+            self.metrics.write(step, values)
+        if self.rollouts is not None:
+            self.rollouts.write(step, groups)
+        if self.trackers is not None:
+            self.trackers.step_done(step)
+
+
 class Trainer:
-    """Owns nothing heavy itself; ``run`` takes a policy from one step to the last."""
+    """The training loop; ``run`` takes a policy from one step to the last."""
 
     # While a step is sampled, its weights are those of the step before; within its updates they are those of no step.
-    _doing: Literal["sampling", "updating", "evaluating", "showing"] = "sampling"
+    _phase: Literal["sampling", "updating", "evaluating", "logging"] = "sampling"
 
     def __init__(
         self,
@@ -109,16 +127,18 @@ class Trainer:
         reference: ScoringPolicy | None,
         data: TrainingData,
         rewarder: Rewarder,
-        around: Surroundings,
+        context: RunContext,
         progress: Progress,
     ):
         self.config, self.engine, self.policy, self.progress = config, engine, engine.policy, progress
-        self.folder, self.console, self.stop, self.phases = around.folder, around.console, around.stop, around.phases
-        self.timeline = around.timeline
-        self._bad_log, self._presence, self._digests = around.bad_log, around.presence, dict(data.digests)
-        should_stop = around.stop.between_tokens
+        self.folder, self.console, self.stop = context.folder, context.console, context.stop
+        self.phases, self.timeline = context.phases, context.timeline
+        self._bad_log, self._presence = context.bad_log, context.presence
+        self._evaluate = context.evaluate if config.eval.every else None
+        self._digests = dict(data.digests)
+        should_stop, warn = context.stop.between_tokens, self.console.warn
         self.stream = QuestionStream(config, data, progress.questions, self._record_bad, engine.ranks, should_stop)
-        self.sampler = make_sampler(config, self.policy, data.samples, self.folder.path, around.stop, self.console.warn)
+        self.sampler = make_sampler(config, self.policy, data.samples, self.folder.path, context.stop, warn)
         control = make_control_sampler(config, self.policy, should_stop)
         in_loss = config.algorithm.kl_in == "loss"
         scorer = None
@@ -127,19 +147,16 @@ class Trainer:
         stages = Stages(self.stream, self.sampler, control, rewarder, scorer, partial(scoring_phase, reference))
         self.collector = Collector(config, engine, stages, self.phases, should_stop)
         self._reference_in_loss = reference if in_loss else None
-        self._told_sharing = False
-        self._groups_sampled, self._first_place = 0, progress.questions
         if config.training.balance and engine.parallel is not None:
             engine.parallel.balance_work()
-        self._reward_errors = RewardErrors(rewarder, self.console.warn)
-        self._cores, self._told_waiting = CoreWatch(), False
-        self._evaluate = around.evaluate if config.eval.every else None
+        self._logged_sharing = self._warned_of_cores = False
+        self._groups_sampled, self._first_question = 0, progress.questions
+        self._reward_errors = RewardErrors(rewarder, warn)
+        self._cores = CoreWatch()
         self._score = RunningScore(config.training.keep_best, latest=config.training.keep_best == EVAL_ACCURACY)
 
-    def run(
-        self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None, trackers: Trackers | None = None
-    ) -> bool:
-        """Train up to ``training.steps``. False if a stop was asked for; the work so far is in a checkpoint then."""
+    def run(self, logs: StepLogs) -> bool:
+        """Train up to ``training.steps``. False if a stop was requested; the work so far is in a checkpoint then."""
         steps = self.config.training.steps
         first = self.progress.step + 1
         self._cores.waiting_share()  # of the steps alone
@@ -152,45 +169,101 @@ class Trainer:
                     if self.stop.agreed(self.policy.device):
                         raise InterruptedError("training was asked to stop")
                     with self.timeline.step(self.progress.step + 1):
-                        self._next_step(metrics, rollouts_log, trackers)
+                        self._next_step(logs)
                     bar.advance()
                     self._refuse_nothing_usable(first)
         except InterruptedError:
-            return self._stopped()
+            # A step that was interrupted is sampled again, identically, after the resume.
+            self.save()
+            step = self.progress.step
+            self.console.warn(f"stopped on request after step {step}; run.resume=auto continues from there")
+            return False
         except Exception as error:
-            if self._is_worth_keeping(error):
-                self._keep_finished_steps()
+            if self._is_worth_saving(error):
+                self._save_finished_steps()
             raise
         return True
 
-    def _next_step(
-        self, metrics: MetricsLog | None, rollouts_log: RolloutsLog | None, trackers: Trackers | None
-    ) -> None:
+    def _next_step(self, logs: StepLogs) -> None:
         with self.stop.together():
             values, groups = self._step(self.progress.step + 1)
         values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
         self.progress.step += 1
         self.progress.questions = self.stream.place
-        self._doing = "evaluating"
+        self._phase = "evaluating"
         stopped = self._evaluate_if_due(values)
-        self._doing = "showing"
+        self._phase = "logging"
         self._score.add(values)
         if self._presence is not None:
             self._presence.check()
+        step, every, of_steps = self.progress.step, self.config.observe.print_rollouts_every, self.config.training.steps
         with self.phases.timed("logs"):
-            self._show(values, groups, metrics, rollouts_log)
-            if trackers is not None:
-                trackers.step_done(self.progress.step)
+            self.console.step_line(step, of_steps, values)
+            if every and (step == 1 or step % every == 0):
+                self.console.rollout_table(groups, limit=3)
+            logs.write(step, values, groups)
         if stopped is not None:
             raise stopped
-        self._checkpoint_if_due()
+        every = self.config.training.checkpoint_every
+        if (every and step % every == 0) or step == of_steps:
+            self.save()
         with self.phases.waiting():
             self.timeline.hand_in()
-        self._doing = "sampling"
+        self._phase = "sampling"
+
+    def _step(self, step: int) -> tuple[dict[str, float | None], list[RolloutGroup]]:
+        """One training step; its metrics and the groups it sampled."""
+        start_seconds = time.perf_counter()
+        self.phases.begin_step()
+        batch = self.collector.collect(step, min(PREFETCH_STEPS, self.config.training.steps - step))
+        values: dict[str, float | None] = group_metrics(batch.sampled, batch.groups)
+        values |= batch.counts
+        values |= self._reward_errors.count()
+        values |= batch.sampling.reduced()
+        if NEW_TOKENS in values:
+            values[SAMPLED_PER_SECOND] = (values[NEW_TOKENS] or 0.0) / self.phases.of_step["rollout"]
+        self._groups_sampled += int(values["groups"] or 0)
+        here = float(sum(map(trains, batch.groups)))
+        if not sum_over_ranks({"groups": here}, self.policy.device)["groups"]:
+            none = "no question could be used" if not values["groups"] else "no group had anything to learn from"
+            self.console.warn(f"step {step}: {none}, so there was no update")
+            return values | {STEP_SECONDS: time.perf_counter() - start_seconds}, batch.sampled
+        with self.phases.timed("train"):
+            self._phase = "updating"
+            values |= self._update(batch, step)
+        if not self._logged_sharing:
+            self._logged_sharing, share = True, self.config.model.share_prefix
+            self.console.info(sharing_line(values, share))
+            if "generation/prefill_tokens" in values:
+                self.console.info(generation_line(values, share))
+        seconds = time.perf_counter() - start_seconds
+        values |= {PHASE_SECONDS.of(name): seconds for name, seconds in self.phases.of_step.items()}
+        values |= {STEP_SECONDS: seconds, TOKENS_PER_SECOND: (values["tokens_computed"] or 0.0) / seconds}
+        return values, batch.sampled
+
+    def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
+        """The step's optimizer updates; their metrics."""
+        compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
+        rate = learning_rate(self.config.training, step)
+        update = Update(batch.groups, rate, batch.vision, compared, waiting=self.phases.waiting)
+        values = run_updates(self.engine, self._reference_in_loss, update, self.config)
+        if self._reference_in_loss is None:
+            values.pop("kl")  # of the reward, if anywhere
+        if warning := mismatch_warning(values):
+            self.console.warn(f"step {step}: {warning}")
+        if values["updates"] < self.config.algorithm.updates:
+            self.console.warn(
+                f"step {step}: {values['updates']:.0f} of {self.config.algorithm.updates} updates, because fewer "
+                "groups train than algorithm.minibatches asks for; raise training.prompts_per_step"
+            )
+        self.progress.updates += int(values["updates"])
+        self.progress.tokens_computed += values["tokens_computed"]
+        self.progress.tokens_repeated += values["tokens_repeated"]
+        return values
 
     def _evaluate_if_due(self, values: dict[str, float | None]) -> InterruptedError | None:
-        """Add accuracies to the step's values. A stop that was asked for meanwhile is returned: the step is over, and
-        its values are written without them."""
+        """Add accuracies to the step's values. A stop requested meanwhile is returned: the step is over, and its values
+        are written without them."""
         step = self.progress.step
         if self._evaluate is None or step % self.config.eval.every != 0:
             return None
@@ -204,17 +277,17 @@ class Trainer:
         return None
 
     def _core_wait_share(self, step: int) -> float | None:
-        """How much of the step this process waited for a processor core; said once if that slows a CPU's threads."""
+        """Share of the step in which this process waited for a processor core; warns once where that slows a CPU."""
         share = self._cores.waiting_share()
-        said = waiting_warning(share, torch.get_num_threads()) if self.policy.device.type == "cpu" else None
-        if said is not None and not self._told_waiting:
-            self._told_waiting = True
-            self.console.warn(f"step {step}: {said}")
+        warning = waiting_warning(share, torch.get_num_threads()) if self.policy.device.type == "cpu" else None
+        if warning is not None and not self._warned_of_cores:
+            self._warned_of_cores = True
+            self.console.warn(f"step {step}: {warning}")
         return share
 
     def _refuse_nothing_usable(self, first: int) -> None:
-        """Once every sample has been tried in vain, or the last step is over, there is nothing to wait for."""
-        tried_all = self.stream.place - self._first_place >= self.stream.num_samples
+        """Raise once every sample has been tried in vain, or the last step is over."""
+        tried_all = self.stream.place - self._first_question >= self.stream.num_samples
         if self._groups_sampled or not (tried_all or self.progress.step == self.config.training.steps):
             return
         raise TooManyBadSamples(
@@ -222,22 +295,25 @@ class Trainer:
             f"each is in {self.folder.bad_samples}; repair the data, or choose other records with data.train."
         )
 
-    def _stopped(self) -> bool:
-        """A step that was interrupted is sampled again, identically, after the resume."""
-        self.save()
-        self.console.warn(f"stopped on request after step {self.progress.step}; run.resume=auto continues from there")
-        return False
+    def _record_bad(self, seen: int, bad: Sequence[BadSample]) -> None:
+        """All ranks' faults go into one file, and count against one limit."""
+        everything = gather_objects((seen, list(bad)))
+        if self._bad_log is not None:
+            faults = [fault for _, of_rank in everything for fault in of_rank]
+            self._bad_log.record_tried(sum(count for count, _ in everything), faults)
 
-    def _is_worth_keeping(self, error: Exception) -> bool:
-        """Whether the weights are those of the last finished step, and that step is not what is at fault."""
-        if self._doing == "evaluating":
+    def _is_worth_saving(self, error: Exception) -> bool:
+        """Whether the weights are those of the last finished step, and that step is not at fault."""
+        if self._phase == "evaluating":
             return True
-        if self._doing == "sampling":
-            return self.progress.step > 0 or isinstance(error, ServerError | SampleError)
-        return self._doing == "showing" and isinstance(error, OSError | FolderGone)
+        if self._phase == "sampling":
+            from vlm_pg.errors import ServerError
 
-    def _keep_finished_steps(self) -> None:
-        """Saving is for all ranks together, and with several the others may still be waiting for their answers."""
+            return self.progress.step > 0 or isinstance(error, ServerError | SampleError)
+        return self._phase == "logging" and isinstance(error, OSError | FolderGone)
+
+    def _save_finished_steps(self) -> None:
+        """Of one process: saving is a collective, and the other ranks may still wait for their responses."""
         if self.engine.ranks.world_size > 1:
             return
         try:
@@ -250,123 +326,35 @@ class Trainer:
         where = "" if self._presence is None else f" in {self.folder.checkpoints}"
         self.console.warn(f"the checkpoint of step {self.progress.step} is written{where}")
 
-    def _step(self, step: int) -> tuple[dict[str, float | None], list[RolloutGroup]]:
-        start_seconds = time.perf_counter()
-        self.phases.begin_step()
-        ahead = min(PREFETCH_STEPS, self.config.training.steps - step)
-        batch = self.collector.collect(step, ahead)
-        values: dict[str, float | None] = group_metrics(batch.sampled, batch.groups)
-        values |= batch.counts
-        values |= self._reward_errors.count()
-        values |= self._sampling_metrics(batch)
-        self._groups_sampled += int(values["groups"] or 0)
-        here = float(sum(trains(group) for group in batch.groups))
-        if not sum_over_ranks({"groups": here}, self.policy.device)["groups"]:
-            none = "no question could be used" if not values["groups"] else "no group had anything to learn from"
-            self.console.warn(f"step {step}: {none}, so there was no update")
-            return values | {STEP_SECONDS: time.perf_counter() - start_seconds}, batch.sampled
-        with self.phases.timed("train"):
-            self._doing = "updating"
-            values |= self._update(batch, step)
-        if not self._told_sharing:
-            self._told_sharing = True
-            share = self.config.model.share_prefix
-            self.console.info(sharing_line(values, share))
-            if "generation/prefill_tokens" in values:
-                self.console.info(generation_line(values, share))
-        seconds = time.perf_counter() - start_seconds
-        values |= {PHASE_SECONDS.of(name): seconds for name, seconds in self.phases.of_step.items()}
-        values |= {STEP_SECONDS: seconds, TOKENS_PER_SECOND: (values["tokens_computed"] or 0.0) / seconds}
-        return values, batch.sampled
-
-    def _sampling_metrics(self, batch: StepBatch) -> dict[str, float | None]:
-        """What the samplers did, or what a server owed. A collective."""
-        found: dict[str, float | None] = batch.sampling.reduced()
-        if NEW_TOKENS in found:
-            found[SAMPLED_PER_SECOND] = (found[NEW_TOKENS] or 0.0) / self.phases.of_step["rollout"]
-        return found
-
-    def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
-        compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
-        rate = learning_rate(self.config.training, step)
-        update = Update(batch.groups, rate, batch.vision, compared, waiting=self.phases.waiting)
-        values = run_updates(self.engine, self._reference_in_loss, update, self.config)
-        if self._reference_in_loss is None:
-            values.pop("kl")  # of the reward, if anywhere
-        warning = mismatch_warning(values)
-        if warning is not None:
-            self.console.warn(f"step {step}: {warning}")
-        if values["updates"] < self.config.algorithm.updates:
-            self.console.warn(
-                f"step {step}: {values['updates']:.0f} of {self.config.algorithm.updates} updates, because fewer "
-                "groups train than algorithm.minibatches asks for; raise training.prompts_per_step"
-            )
-        self.progress.updates += int(values["updates"])
-        self.progress.tokens_computed += values["tokens_computed"]
-        self.progress.tokens_repeated += values["tokens_repeated"]
-        return values
-
-    def _record_bad(self, seen: int, bad: Sequence[BadSample]) -> None:
-        """All ranks' faults go into one file, and count against one limit."""
-        everything = gather_objects((seen, list(bad)))
-        if self._bad_log is not None:
-            faults = [fault for _, of_rank in everything for fault in of_rank]
-            self._bad_log.record_tried(sum(count for count, _ in everything), faults)
-
-    def _show(
-        self,
-        values: dict[str, float | None],
-        groups: list[RolloutGroup],
-        metrics: MetricsLog | None,
-        rollouts_log: RolloutsLog | None,
-    ) -> None:
-        step = self.progress.step
-        self.console.step_line(step, self.config.training.steps, values)
-        every = self.config.observe.print_rollouts_every
-        if every and (step == 1 or step % every == 0):
-            self.console.rollout_table(groups, limit=3)
-        if metrics is not None:
-            metrics.write(step, values)
-        if rollouts_log is not None:
-            rollouts_log.write(step, groups)
-
-    def _checkpoint_if_due(self) -> None:
-        every = self.config.training.checkpoint_every
-        step = self.progress.step
-        if (every and step % every == 0) or step == self.config.training.steps:
-            self.save()
-
     def save(self) -> None:
-        """Write the checkpoint of the step just finished, unless it is there already, and remove the oldest ones."""
-        path = checkpoints.checkpoint_path(self.folder.checkpoints, self.progress.step)
+        """Write the checkpoint of the step just finished, unless it exists already, and remove the oldest ones."""
+        folder, progress = self.folder.checkpoints, self.progress
+        path = checkpoints.checkpoint_path(folder, progress.step)
         if self.engine.ranks.first_says(lambda: checkpoints.problem_with(path)) is None:
             return
         with self.phases.timed("checkpoint"):
             state: dict[str, Any] = {
-                "questions": self.progress.questions,
-                "updates": self.progress.updates,
-                "tokens_computed": self.progress.tokens_computed,
-                "tokens_repeated": self.progress.tokens_repeated,
+                "questions": progress.questions,
+                "updates": progress.updates,
+                "tokens_computed": progress.tokens_computed,
+                "tokens_repeated": progress.tokens_repeated,
                 "seconds": self.phases.seconds,
                 "settings": checkpoint_settings(self.config),
                 "data": self._digests,
                 **self._score.entry(),
             }
-            save_checkpoint(self.folder.checkpoints, self.progress.step, self.policy, self.engine, state)
+            save_checkpoint(folder, progress.step, self.policy, self.engine, state)
             self._score.begin_again()
             if self.engine.ranks.is_first:
-                best = point_to_best(self.folder.checkpoints, self.config.training.keep_best, self.console.warn)
-                checkpoints.prune(self.folder.checkpoints, self.config.training.keep_checkpoints, best)
+                best = point_to_best(folder, self.config.training.keep_best, self.console.warn)
+                checkpoints.prune(folder, self.config.training.keep_checkpoints, best)
         self.sampler.use_checkpoint(path)
-
-
-REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
 
 
 class RewardErrors:
     """How often reward functions of the user's have failed.
 
-    Only rank 0 is heard, so a function's first error on another rank is shown here.
+    Only rank 0 prints, so a function's first error on another rank is shown here.
     """
 
     def __init__(self, rewarder: Rewarder, warn: Callable[[str], None]):
@@ -374,7 +362,7 @@ class RewardErrors:
         self._shown: set[str] = set()
 
     def count(self) -> dict[str, float | None]:
-        """Failures so far of each function that has failed, over all ranks; called on all of them."""
+        """Failures so far of each function that has failed, over all ranks. A collective."""
         rewarder = self._rewarder
         self._shown |= set(rewarder.first_errors)  # the rewarder itself shows these
         counts: Counter[str] = Counter()

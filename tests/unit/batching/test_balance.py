@@ -19,7 +19,7 @@ from vlm_pg.batching.balance import (
     deal_groups,
 )
 from vlm_pg.batching.cost import CostModel, GroupCosts, GroupWork, causal_pairs
-from vlm_pg.batching.differencing import equal_counts
+from vlm_pg.batching.deal_search import equal_counts
 from vlm_pg.batching.plan import TOKENS_PER_CALL, Piece
 
 TOKENS = CostModel(token=1, pair=0)

@@ -10,8 +10,7 @@ import torch
 
 from tests.support.groups import tiny_policy
 from tests.support.runs import ROOT
-from vlm_pg.models.idle import idle_parts
-from vlm_pg.models.turns import Turns
+from vlm_pg.models.turns import Turns, idle_parts
 from vlm_pg.models.weights import is_sharded
 
 PARTS = ("vision", "decoder", "head")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.support.groups import tiny_policy
-from vlm_pg.models.pixels import PixelGeometry
+from vlm_pg.models.tower_inputs import PixelGeometry
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_pg.models.vision_pieces import VisionPiece, pieces, shares
+from vlm_pg.models.tower_inputs import VisionPiece, pieces, shares
 
 GRIDS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4)), max_size=5)
 

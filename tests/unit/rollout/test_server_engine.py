@@ -35,7 +35,7 @@ from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.threads import CoreWatch
 from vlm_pg.training.stop import StopRequest
-from vlm_pg.training.trainer import Progress, Trainer
+from vlm_pg.training.trainer import Progress, StepLogs, Trainer
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, ResponseGroup, Sample
 
 ROOT = Path(__file__).parents[3]
@@ -474,5 +474,5 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     monkeypatch.setattr(trainer, "_step", fails)
     monkeypatch.setattr(trainer, "save", lambda: saved.append(trainer.progress.step))
     with pytest.raises(type(error)):
-        trainer.run(None, None)
+        trainer.run(StepLogs())
     assert saved == [1]

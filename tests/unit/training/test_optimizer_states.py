@@ -1,4 +1,4 @@
-"""Slices of optimizer states, written by any division of the weights, are read by any other one."""
+"""Optimizer states in files that any layout reads."""
 
 from __future__ import annotations
 

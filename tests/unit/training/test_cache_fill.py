@@ -1,4 +1,4 @@
-"""What ``vlm-pg cache fill`` says of visual features, and which questions it asks for them."""
+"""Visual features made before a run."""
 
 from __future__ import annotations
 
