@@ -19,7 +19,6 @@ from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.figure_lines import table
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.runner import Evaluator, Examinee
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
@@ -309,6 +308,8 @@ class _Run:
         config = self.config
         if not config.data.eval or not (config.eval.before or config.eval.after or config.eval.every):
             return None
+        from vlm_pg.answers.whole import WholeReader  # read by evaluations only
+
         if config.rollout.engine == "server":
             self.console.info(
                 "rollout.engine=server: evaluation before, between and after steps samples in this process, from the "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.case import set_attention
 from vlm_pg.bench.evaluation.case import SET, EvalCase
@@ -17,7 +18,6 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.records import read_records
 from vlm_pg.eval.answer_files import AnswerFiles, answers_path, read_answers
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.runner import Evaluator, Examinee
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.observe.console import Console

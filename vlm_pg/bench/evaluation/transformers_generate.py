@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.bench.case import best_attention, set_attention
 from vlm_pg.bench.contestant import CannotRun
 from vlm_pg.bench.evaluation.case import EvalCase
 from vlm_pg.bench.evaluation.shown import SHOWN_RATE
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.prompts.builder import question_words
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.types import Prompt, Sample

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from vlm_pg.answers.outputs import said_in
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.eval.contracts import Answered, Judged, Output
 from vlm_pg.eval.judging.forms import Enquiry, Form, OutOfForm, enquiry, read_reply
-from vlm_pg.eval.reading import WholeReader
-from vlm_pg.eval.reading.thinking import said_in
 from vlm_pg.types import AnswerKind, Sample, right_letters
 
 # Texts that can mean the gold answer in words that no rule knows; the judge is also asked where rules call them wrong.

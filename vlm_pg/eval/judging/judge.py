@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.answer_files import AnswerFiles, Row, answers_path
 from vlm_pg.eval.contracts import Answered, Judged, Output
@@ -22,7 +23,6 @@ from vlm_pg.eval.judging.decisions import AskedOf, DecisionFile, Place
 from vlm_pg.eval.judging.figures import judged_row
 from vlm_pg.eval.judging.forms import Enquiry, prompts_digest
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.http.chat import ChatServer, NoReply
 from vlm_pg.http.keys import read_key
 from vlm_pg.observe.console import Console
