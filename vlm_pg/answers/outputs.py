@@ -57,7 +57,6 @@ _FENCE = re.compile(r"```\w{0,12}\n?|```")
 # Letters in filled circles and squares, which have no compatibility form.
 _FILLED = {start + place: chr(ord("A") + place) for start in (0x1F150, 0x1F170) for place in range(26)}
 _SIGNATURE = re.compile(r'"(?:final_?)?(?:answer|choice|option)"\s{0,3}:', re.IGNORECASE)
-_LIST = re.compile(r"[\[({][^\[\](){}]{0,400}[\])}]")
 _MOST_OBJECTS = 20
 _ANSWER_KEYS = ("answer", "final_answer", "finalanswer", "final answer", "choice", "option")
 
@@ -254,11 +253,6 @@ def plain_said(text: str) -> str:
 
 def _on_one_line(fraction: re.Match[str]) -> str:
     return "/".join(part if _FACTOR.fullmatch(part) else f"({part})" for part in fraction.groups())
-
-
-def with_lists_on_one_line(text: str) -> str:
-    """``text`` with lists and objects of one level on a line each, as JSON has them over several."""
-    return _LIST.sub(lambda found: " ".join(found[0].split()), text)
 
 
 def field_of_object(text: str) -> str | None:

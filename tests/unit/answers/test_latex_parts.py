@@ -6,8 +6,7 @@ import pytest
 
 from vlm_pg.answers.expressions import value_of_equation
 from vlm_pg.answers.latex import as_latex, read_parts, tuple_elements
-from vlm_pg.answers.latex_refusal import refusal
-from vlm_pg.answers.mathematics import _parse
+from vlm_pg.answers.mathematics import _parse, refusal
 
 
 @pytest.mark.parametrize(

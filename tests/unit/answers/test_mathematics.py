@@ -11,8 +11,7 @@ from tests.unit.answers.helpers import make_sample
 from vlm_pg.answers import mathematics
 from vlm_pg.answers.grading import mathematics_verdict
 from vlm_pg.answers.latex import statement, words
-from vlm_pg.answers.latex_refusal import MAX_CHARACTERS, refusal
-from vlm_pg.answers.mathematics import compare
+from vlm_pg.answers.mathematics import MAX_CHARACTERS, compare, refusal
 from vlm_pg.answers.pool import Outcome
 from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.rewards.rewarder import Rewarder
