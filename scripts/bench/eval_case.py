@@ -23,6 +23,7 @@ from scripts.bench.eval_files import (
     Shown,
     byte_processor,
 )
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.case import ModelCase, Spec, best_attention, random_model, set_attention
 from vlm_pg.bench.rollout_case import check_count, check_tokens, equal_share, never_choose_special_tokens
@@ -31,7 +32,6 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.records import read_records
 from vlm_pg.eval.answer_files import AnswerFiles, answers_path, read_answers
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.runner import Evaluator, Examinee
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.models.loading import DTYPES, make_policy

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rewards.helpers import make_sample
+from tests.unit.answers.helpers import make_sample
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.settings import CheckerSettings, LanguageSettings, RepetitionSettings
 from vlm_pg.types import ANSWER_KINDS, AnswerKind, RewardBreakdown

@@ -170,9 +170,9 @@ def check_multiple_select(answer: str, sample: Sample, settings: GraderSettings)
     gold = right_letters(sample.answer)
     if not gold <= letters:
         return Verdict(None, f"gold answer {shorten(sample.answer)} is no list of its {len(letters)} options' letters")
-    selected = _selected(answer, choices)
+    selected = selected_letters(answer, choices)
     if selected is None and (boxed := boxed_statement(answer)):
-        selected = _selected(boxed, choices)
+        selected = selected_letters(boxed, choices)
     if selected is None:
         return Verdict(0.0, f"answer is no list of options, nor '{NONE_RIGHT}'")
     if not selected <= letters:
@@ -180,7 +180,7 @@ def check_multiple_select(answer: str, sample: Sample, settings: GraderSettings)
     return Verdict(1.0 if selected == gold else 0.0)
 
 
-def _selected(answer: str, choices: Choices) -> set[str] | None:
+def selected_letters(answer: str, choices: Choices) -> set[str] | None:
     """The letters that an answer lists; None where it is no list."""
     sentence = without_marks(plain_short(answer)).strip()
     text = without_marks(without_lead_in(sentence)).rstrip(DECORATION + ".。").strip("\\{} ") or sentence

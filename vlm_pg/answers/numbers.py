@@ -146,6 +146,23 @@ def read_quantity(text: str) -> tuple[ParsedNumber | None, Unit | None]:
     return (found.pop() if len(found) == 1 else None), (units.pop() if len(units) == 1 else None)
 
 
+def without_quantities(text: str) -> str:
+    """``text`` with 0 for each number and the unit that it is written with: "about 5 km/h" -> "about 0"."""
+    plain = _LATEX_FRACTION.sub(r" \1/\2 ", _SHORT_FRACTION.sub(r" \1/\2 ", _LATEX_THOUSANDS.sub(",", text)))
+    plain = _POWER_OF_TEN.sub(r"e\1 ", _GLUED_WORD.sub(r"\1 ", _MINUS_WORD.sub(" -", plain)))
+    plain = " ".join(_HUNDREDTHS.sub(r" \1% ", plain).split())
+    kept, end = [], 0
+    for match in _NUMBER.finditer(plain):
+        kept += [plain[end : match.start()], "0"]
+        end = match.end()
+        if after := _UNIT.match(plain, end):
+            written = after[1].rstrip(".")
+            while written and parse_unit(written) is None:
+                written = written.rpartition(" ")[0]
+            end = plain.index(written, end) + len(written) if written else end
+    return " ".join([*kept, plain[end:]])
+
+
 def read_answer_to(gold_text: str, text: str) -> tuple[ParsedNumber | None, ParsedNumber | None]:
     """The numbers of a gold answer and of an answer to it, the latter in the gold one's unit.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.config import RunConfig, RunSettings
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import Meeting, RankLayout, disconnect, join_ranks, local_device
@@ -18,7 +19,6 @@ from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.folder import PROTOCOL, RESULT, open_folder, run_above
 from vlm_pg.eval.judging.judge import check_judge, judge_answers
 from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.record import protocol_record
 from vlm_pg.eval.repeat import compared
 from vlm_pg.eval.report import write_eval_report

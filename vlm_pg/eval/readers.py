@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from vlm_pg.answers.published.registry import published_rule
 from vlm_pg.eval.contracts import Reader
 from vlm_pg.eval.own import is_own, own_reader
 from vlm_pg.eval.protocols.protocol import Protocol
-from vlm_pg.eval.reading import WholeReader
+
+if TYPE_CHECKING:
+    from vlm_pg.answers.whole import WholeReader
 
 Who = Literal["strict", "ours", "published"]
 OURS = "ours"
@@ -38,7 +39,12 @@ def reader_of(name: str, protocol: Protocol | None, whole: WholeReader) -> Reade
     """
     if name == "strict":
         return None
-    reader = whole.read if name == OURS else own_reader(name) if is_own(name) else published_rule(name)
+    if name == OURS or is_own(name):
+        reader = whole.read if name == OURS else own_reader(name)
+    else:
+        from vlm_pg.answers.published.registry import published_rule  # the trainer reads by no published rule
+
+        reader = published_rule(name)
     if protocol is None or not protocol.read_prefix:
         return reader
     return lambda sample, output, truncated: reader(sample, protocol.as_read(output), truncated)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
@@ -19,7 +19,6 @@ from vlm_pg.eval.contracts import Answered, Output, Reader, Reading
 from vlm_pg.eval.exam import EvalSet, read_sets
 from vlm_pg.eval.figures import check_details, figures_of
 from vlm_pg.eval.readers import reader_name, reader_of
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.strict import strict_reading
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.loading import WeightlessPolicy
@@ -31,6 +30,9 @@ from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.types import BadSample, Prompt, Rollout, Sample
+
+if TYPE_CHECKING:
+    from vlm_pg.answers.whole import WholeReader
 
 # Batches are dealt to ranks whole, so that what is computed together is the same for any number of them.
 MOST_QUESTIONS_A_BATCH = 32

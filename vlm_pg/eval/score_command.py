@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.answer_files import AnswerFiles
@@ -19,7 +20,6 @@ from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.eval.record import SCHEMA, own_functions, read_record
 from vlm_pg.eval.report import write_eval_report
 from vlm_pg.files import write_json_atomic

@@ -15,6 +15,9 @@ from vlm_pg.data.order import EachInTurn, Mixture, asked_of, order_of
 from vlm_pg.data.sample_sets import any_media, first_of_each, open_training, refuse_empty, usable_of_each
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
+from vlm_pg.eval.answer_files import AnswerFiles
+from vlm_pg.eval.figure_lines import table
+from vlm_pg.eval.runner import Evaluator, Examinee
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.memory import gpu_bytes
@@ -309,13 +312,14 @@ class _Run:
         config = self.config
         if not config.data.eval or not (config.eval.before or config.eval.after or config.eval.every):
             return None
+        from vlm_pg.answers.whole import WholeReader  # read by evaluations only
+
         if config.rollout.engine == "server":
             self.console.info(
                 "rollout.engine=server: evaluation before, between and after steps samples in this process, from the "
                 "weights that are trained"
             )
-        from vlm_pg.eval.reading import WholeReader
-        from vlm_pg.eval.runner import Evaluator, Examinee
+        from vlm_pg.eval.runner import Evaluator
 
         examinee = Examinee(
             self.policy,
@@ -333,8 +337,6 @@ class _Run:
 
     def _evaluate(self, evaluator: Evaluator, tag: str) -> dict[str, Any]:
         """Evaluate the present weights. ``tag``: "before", "after" or a step, such as "step-000020"."""
-        from vlm_pg.eval.answer_files import AnswerFiles
-        from vlm_pg.eval.figure_lines import table
 
         is_step = tag.startswith("step-")
         with self.phases.timed("eval" if is_step else f"eval_{tag}"), self.stop.together():

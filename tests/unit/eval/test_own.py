@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.aggregation import aggregate, find_aggregation
 from vlm_pg.eval.contracts import Answered, Output, Reading
 from vlm_pg.eval.own import own_aggregation, own_reader, own_sources
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.readers import reader_name, reader_of
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import Sample
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.rewards.helpers import make_sample
+from tests.unit.answers.helpers import make_sample
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.settings import CheckerSettings, FunctionSettings

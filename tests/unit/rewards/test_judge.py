@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.judge_server import FakeServer
-from tests.unit.rewards.helpers import make_sample
+from tests.unit.answers.helpers import make_sample
 from vlm_pg.errors import ConfigError
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.judge import PROMPT, fill_in, parse_score

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rewards.helpers import make_sample, respond
+from tests.unit.answers.helpers import make_sample, respond
 from vlm_pg.answers import grading
 from vlm_pg.answers.verdict import Verdict
 from vlm_pg.errors import ConfigError

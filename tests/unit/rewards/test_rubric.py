@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.rewards.helpers import make_sample, respond
+from tests.unit.answers.helpers import make_sample, respond
 from vlm_pg.answers.grading import CHECKERS
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.format import extract_answer, format_reward

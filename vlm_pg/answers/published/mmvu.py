@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import string
 
-from vlm_pg.answers.published.rule import Rule, accepted, short, texts_of
-from vlm_pg.answers.published.tags import video_r1
+from vlm_pg.answers.published.rule import Rule, accepted, short, texts_of, video_r1
 from vlm_pg.answers.verdict import Reading
 from vlm_pg.types import Sample
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from vlm_pg.answers.published.rule import Rule, accepted, chosen, texts_of
-from vlm_pg.answers.published.tags import video_r1
+from vlm_pg.answers.published.rule import Rule, accepted, chosen, texts_of, video_r1
 from vlm_pg.answers.verdict import Reading
 from vlm_pg.types import Sample
 

@@ -8,15 +8,12 @@ from types import MappingProxyType
 
 from vlm_pg.answers.published import (
     charades_sta,
-    longvideo_reason,
-    longvideobench,
     mathematics,
     mathvista,
     mmvu,
     mvbench,
-    nextqa,
     tempcompass,
-    video_mme,
+    video_choices,
     video_mmmu,
     vsi_bench,
 )
@@ -24,10 +21,7 @@ from vlm_pg.answers.published.rule import Rule
 from vlm_pg.answers.verdict import Reader
 from vlm_pg.errors import ConfigError, printable
 
-_SETS = (
-    *(video_mme, mvbench, tempcompass, vsi_bench, video_mmmu, mmvu, longvideobench, longvideo_reason, nextqa),
-    *(mathvista, mathematics, charades_sta),
-)
+_SETS = (video_choices, mvbench, tempcompass, vsi_bench, video_mmmu, mmvu, mathvista, mathematics, charades_sta)
 
 PUBLISHED: Mapping[str, Rule] = MappingProxyType({rule.name: rule for one in _SETS for rule in one.RULES})
 

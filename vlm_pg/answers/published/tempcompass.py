@@ -4,8 +4,7 @@ also ``question`` and ``answer`` as published ("...\\nSentence A: ...\\nSentence
 
 from __future__ import annotations
 
-from vlm_pg.answers.published.rule import Rule, chosen, letters_of, texts_of, unusable
-from vlm_pg.answers.published.tags import video_r1
+from vlm_pg.answers.published.rule import Rule, chosen, letters_of, texts_of, unusable, video_r1
 from vlm_pg.answers.verdict import Reading
 from vlm_pg.types import Sample
 

@@ -1,21 +1,112 @@
-"""Video-MMMU. ``details``: ``question_type`` ("multiple-choice", else open); without it the kind of answer decides."""
+"""Video-MMMU, and MMMU's parser (``eval/eval_utils.py``), which lmms-eval reads it by."""
 
 from __future__ import annotations
 
-from vlm_pg.answers.published.mmmu import (
-    last_option_text,
-    last_placed,
-    letters_in,
-    open_answers,
-    open_is_right,
-    options_in,
-    trimmed,
-)
-from vlm_pg.answers.published.ranked import ranked
-from vlm_pg.answers.published.rule import Rule, chosen, short, texts_of
-from vlm_pg.answers.published.tags import video_r1
+import re
+from collections.abc import Mapping, Sequence
+
+from vlm_pg.answers.published.rule import Rule, chosen, ranked, short, texts_of, video_r1
 from vlm_pg.answers.verdict import Reading
 from vlm_pg.types import Sample
+
+_TRIMMED = (",", ".", "!", "?", ";", ":", "'")
+_MANY_WORDS = 5  # an option's own text is looked for in outputs of more words
+_INDICATORS = (
+    *("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ", "are ", "in total ", "total "),
+    *("identify ", "recognize ", "calculated as ", "counted as ", "measured as ", "observed as ", "concluded as "),
+    *("found to be ", "equals ", "determined to be ", "number of ", "value is ", "adds up to ", "have ", "has "),
+)
+_TRIVIAL = (":", ",", ".", "!", "?", ";", "'")
+# The published patterns, made so that a long run of digits is read once: a number starts where its digits do.
+_GROUPED = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
+_SCIENTIFIC = re.compile(r"(?:-|(?<!\d))\d++(?:\.\d++)?[eE][+-]?\d+")
+_SIMPLE = re.compile(r"-?(?:(?<!\d)\d++\.\d++|\.\d++|(?<!\d)\d++\b)(?![eE][+-]?\d)(?![,\d])")
+
+
+def trimmed(output: str) -> str:
+    """The output between blanks, without the punctuation that the parsers cut off at both ends."""
+    for mark in _TRIMMED:
+        output = output.strip(mark)
+    return f" {output} "
+
+
+def letters_in(text: str, forms: Sequence[str], letters: Sequence[str]) -> list[str]:
+    """The letters that stand in ``text`` in any of ``forms`` ("({})"), form by form."""
+    return [letter for form in forms for letter in letters if form.format(letter) in text]
+
+
+def last_placed(letters: Sequence[str], text: str, form: str) -> str:
+    """The letter that stands last in that form; the first, if several do not stand in it at all."""
+    return max(letters, key=lambda letter: text.rfind(form.format(letter)))
+
+
+def options_in(text: str, texts: Mapping[str, str]) -> list[str]:
+    """The letters of the options whose text stands in an output of more than 5 words, in any case."""
+    if len(text.split()) <= _MANY_WORDS:
+        return []
+    lowered = text.lower()
+    return [letter for letter, option in texts.items() if option.lower() in lowered]
+
+
+def last_option_text(text: str, candidates: Sequence[str], texts: Mapping[str, str]) -> str:
+    """The candidate whose text stands last."""
+    lowered = text.lower()
+    return max(candidates, key=lambda letter: lowered.rfind(texts[letter].lower()))
+
+
+def open_answers(output: str) -> set[str | float]:
+    """All that MMMU's parser takes for the answer to an open question: texts in lower case, and numbers rounded to 2
+    places: from each sentence what follows the last of its indicators ("is ", "so ", "equals "), and the numbers in it;
+    the whole output if no sentence has one.
+    """
+    keys = _key_parts(output)
+    parts = list(keys)
+    for key in keys:
+        parts += _numbers(key)
+    return {value for part in parts for value in normalized(part)}
+
+
+def normalized(text: str) -> list[str | float]:
+    """A number rounded to 2 places, or the text in lower case; one character gets a blank before or behind it."""
+    text = text.strip()
+    try:
+        return [round(float(text.replace(",", "")), 2)]
+    except ValueError:
+        lowered = text.lower()
+        return [f" {lowered}", f"{lowered} "] if len(lowered) == 1 else [lowered]
+
+
+def open_is_right(gold: str, answers: set[str | float]) -> bool:
+    """Whether one of the texts contains the gold answer's text, or one of the numbers is its number."""
+    golds = normalized(gold)
+    texts = [one for one in golds if isinstance(one, str)]
+    for answer in answers:
+        if (any(one in answer for one in texts)) if isinstance(answer, str) else answer in golds:
+            return True
+    return False
+
+
+def _key_parts(output: str) -> list[str]:
+    whole = output.strip().strip(".").lower()
+    # The published split at ". " before a capital letter never happens, the text being in lower case by then.
+    lines = whole.split("\n")
+    keys = []
+    for index, line in enumerate(lines):
+        indicators = (*_INDICATORS, "=") if index == len(lines) - 1 else _INDICATORS
+        tails = [line.rpartition(one)[2].strip() for one in indicators if one in line]
+        # An empty tail is taken for none so far; it is chosen where a text came before it.
+        shortest = ""
+        for tail in tails:
+            if not shortest or len(tail) < len(shortest):
+                shortest = tail
+        if shortest and shortest not in _TRIVIAL:
+            keys.append(shortest)
+    return keys or [whole]
+
+
+def _numbers(text: str) -> list[str]:
+    return [*_GROUPED.findall(text), *_SCIENTIFIC.findall(text), *_SIMPLE.findall(text)]
+
 
 _LEFT_OUT = Reading(None, 0.0, "the rule takes an empty output for a failed request and leaves it out", counts=False)
 _NO_ANSWER = ("", "API Error")

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from vlm_pg.answers.outputs import said_in
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.errors import printable
 from vlm_pg.eval.contracts import Answered, Judged, Output
-from vlm_pg.eval.reading import WholeReader
-from vlm_pg.eval.reading.thinking import said_in
 from vlm_pg.types import AnswerKind, Sample, right_letters
 
 Form = Literal["option", "options", "yes_no", "answer", "equal", "caption"]

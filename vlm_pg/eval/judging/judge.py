@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from vlm_pg.answers.whole import WholeReader
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.aggregation import aggregate
 from vlm_pg.eval.answer_files import AnswerFiles, Row, answers_path, file_name
 from vlm_pg.eval.contracts import Answered, Judged, Output, Reading
 from vlm_pg.eval.judging.forms import JudgeQuestion, TooLong, decision, gold_of, prompts_digest, question_about
 from vlm_pg.eval.judging.settings import EvalJudgeSettings
-from vlm_pg.eval.reading import WholeReader
 from vlm_pg.files import json_line, parse_json_line, write_bytes_atomic
 from vlm_pg.http.chat import ChatServer, NoReply, judge_key
 from vlm_pg.observe.console import Console

@@ -1,0 +1,75 @@
+"""What an output says: text outside thinking, the last answer tag or box, and no marks of chat templates."""
+
+from __future__ import annotations
+
+import pytest
+
+from vlm_pg.answers.outputs import MAX_CHARACTERS, Said, field_of_object, plain_said, said_in
+
+
+@pytest.mark.parametrize(
+    "output,text,final",
+    [
+        ("B", "B", None),
+        ("<think>A</think> B", "B", None),
+        ("A perhaps.\n</think>\n\nB", "B", None),
+        ("<think>A</think><answer>B</answer>", "B", "B"),
+        ("<think>A, so <answer>B</answer>", "B", "B"),
+        ("<answer>B</answer><think>or A", "B", "B"),
+        ("<answer>B", "B", "B"),
+        ("B\n</answer>", "B", "B"),
+        ("&lt;answer&gt;B&lt;/answer&gt;", "B", "B"),
+        ("< answer > B < / answer >", "B", "B"),
+        ("so $\\boxed{B}$.", "so $\\boxed{B}$.", "B"),
+        ("<answer>It is \\boxed{\\text{B}}.</answer>", "It is \\boxed{\\text{B}}.", "\\text{B}"),
+        ("<|begin_of_box|>B<|end_of_box|>", "B", "B"),
+        ("assistant\nB<|im_end|>", "B", None),
+        ("B<|im_end|>\n<|im_start|>user\nAnd A?", "B", None),
+        ("B</s></s>", "B", None),
+        ("B <!-- A -->", "B", None),
+        ("B\n\nQuestion: What else?\nAnswer: A", "B", None),
+        ("\\boxed{}", "\\boxed{}", ""),
+    ],
+)
+def test_what_is_said(output: str, text: str, final: str | None) -> None:
+    said = said_in(output, False)
+    assert said is not None
+    assert (said.text, said.final) == (text, final)
+
+
+@pytest.mark.parametrize(
+    "output", ["", " \n", "<think>A", "<think>A</think>", "<think><answer>B</answer> but", "<!-- B -->"]
+)
+def test_thinking_alone_says_nothing(output: str) -> None:
+    assert said_in(output, False) is None
+
+
+def test_what_the_limit_left_open_is_no_final_answer() -> None:
+    assert said_in("<answer>12", True) == Said("12", None, True)
+    assert said_in("\\boxed{12", True) == Said("\\boxed{12", None, True)
+
+
+def test_final_answers_side_by_side_are_told_apart_from_corrected_ones() -> None:
+    beside = said_in("<answer>A</answer> or <answer>B</answer>", False)
+    corrected = said_in("<answer>A</answer> Wait. <answer>B</answer> Yes.", False)
+    rethought = said_in("<answer>A</answer><think>no</think><answer>B</answer>", False)
+    assert beside is not None and corrected is not None and rethought is not None
+    assert (beside.final, beside.beside) == ("B", ("A",))
+    assert (corrected.final, corrected.beside, corrected.after) == ("B", (), "Yes.")
+    assert (rethought.final, rethought.beside) == ("B", ())
+
+
+def test_markdown_and_latex_are_passed_over() -> None:
+    assert plain_said("**Ⓑ** $\\frac{A}{2}$ ~~C~~ $70^\\circ$") == "B A/2   70°"
+
+
+def test_of_a_long_text_both_ends_are_kept() -> None:
+    plain = plain_said("first " + "x" * 3 * MAX_CHARACTERS + " last")
+    assert plain.startswith("first") and plain.endswith("last") and len(plain) <= MAX_CHARACTERS + 2
+
+
+def test_the_answer_of_an_object_is_its_answer_field() -> None:
+    assert field_of_object('{"options": ["B"], "answer": "C"}') == "C"
+    assert field_of_object('```json\n{"answer": [2, 5]}\n```') == "[2, 5]"
+    assert field_of_object('{"label": "C"}') is None
+    assert field_of_object('{"answer": ' * 1000) is None
