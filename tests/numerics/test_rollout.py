@@ -163,7 +163,7 @@ def test_how_prompts_are_cut_admitted_and_shared_changes_nothing(family: str, mo
     assert together.stats.cohorts == 1
     assert together.stats.prefill_tokens < together.stats.prompt_tokens
     in_passes = engine(policy, num_generations=3, prefill_tokens=64)
-    passes = count_calls(monkeypatch, Prefill, "_pass")
+    passes = count_calls(monkeypatch, Prefill, "_run")
     assert_same(in_passes.generate(prompts, step=4), alone)
     assert len(passes) > 5
     few_at_a_time = engine(policy, num_generations=3, max_batch_rollouts=7)

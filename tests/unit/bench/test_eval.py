@@ -73,13 +73,13 @@ def test_a_video_of_several_questions_is_decoded_and_encoded_once(
     case: EvalCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded: list[Any] = []
-    decode = decode_file._decode_local
+    decode = decode_file.decode_video
 
     def counted(*arguments: Any) -> Any:
         decoded.append(arguments[1])
         return decode(*arguments)
 
-    monkeypatch.setattr(decode_file, "_decode_local", counted)
+    monkeypatch.setattr(decode_file, "decode_video", counted)
     patches = MERGED * Shown.of(POINT.prefix).visual_tokens
     before = case.policy.vision.patches_run
     with ours(case) as answering:
