@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlm_pg.answers.settings import CheckerSettings
+from vlm_pg.answers.verdict import CheckerSettings
 from vlm_pg.killable.pool import Pool
 from vlm_pg.killable.starting import Starter, Task
 
