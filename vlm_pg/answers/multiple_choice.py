@@ -17,8 +17,7 @@ from vlm_pg.answers.options import (
     stated_letters,
 )
 from vlm_pg.answers.plain_text import DECORATION, plain_formula, plain_short, without_marks
-from vlm_pg.answers.settings import GraderSettings
-from vlm_pg.answers.verdict import Verdict, shorten
+from vlm_pg.answers.verdict import GraderSettings, Verdict, shorten
 from vlm_pg.types import NONE_RIGHT, Sample, right_letters
 
 __all__ = ["check_multiple_choice", "named_letters", "split_options"]

@@ -19,9 +19,8 @@ from vlm_pg.answers.plain_text import (
     without_layout,
     without_marks,
 )
-from vlm_pg.answers.settings import GraderSettings
 from vlm_pg.answers.units import Unit, parse_unit
-from vlm_pg.answers.verdict import Verdict, shorten
+from vlm_pg.answers.verdict import GraderSettings, Verdict, shorten
 from vlm_pg.types import Sample
 
 # From zero to nineteen, and from twenty to ninety by tens.
@@ -102,6 +101,21 @@ _UNIT = re.compile(
     # Of one script: the unit in "5 kg的水" is kg.
     rf"(?:[^\s\d,;:!?()^/、。{NO_GAPS}]{{1,20}}[23]?|[{NO_GAPS}]{{1,20}})"
     r"(?:\s?(?:\^\s?\{?-?[0-9]\}?|/|\bper\b)\s?[^\s\d,;:!?()^/、。]{0,12}){0,4})"
+)
+WORD_VALUES = {word: value for value, word in enumerate(ONES)}
+WORD_VALUES |= {word: 10 * value for value, word in enumerate(TENS, start=2)}
+_WORD_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
+_WORD, _WORD_SCALE = "|".join(WORD_VALUES), "|".join(_WORD_SCALES)
+_ENGLISH = re.compile(
+    rf"(?<![\w-])(?!one\sof\b|(?<=\b[Tt]he\s)one\b|(?<=\bno\s)one\b)(?:(?:{_WORD})|a\s(?={_WORD_SCALE})(?:{_WORD_SCALE}))"
+    rf"(?:(?:\s|-|\sand\s)(?:{_WORD}|{_WORD_SCALE}))*(?![\w-])",
+    re.IGNORECASE,
+)
+_HAN_DIGITS = {sign: value for value, sign in enumerate("零一二三四五六七八九")} | {"两": 2, "〇": 0}
+_HAN_PLACES = {"十": 10, "百": 100, "千": 1000}
+_COUNTED = "个人名只张把次件条台辆本座位层岁秒分米厘块种双"
+_CHINESE = re.compile(
+    rf"(?<!第)(?<![{''.join(_HAN_DIGITS)}十百千万])[{''.join(_HAN_DIGITS)}十百千]{{1,9}}(?=[{_COUNTED}]|[\s。，,.)）]|$)"
 )
 
 
@@ -339,3 +353,44 @@ def check_mean_relative_accuracy(
 def _as_written(value: float) -> Fraction:
     """The decimal that was read: Fraction(1, 10) for 0.1, which in binary is slightly more."""
     return Fraction(repr(value))
+
+
+def with_digits(text: str) -> str:
+    """``text`` with digits for number words: "twenty-five chairs" -> "25 chairs"; "三十五个" -> "35个"."""
+    return _CHINESE.sub(_chinese, _ENGLISH.sub(_english, text))
+
+
+def _english(found: re.Match[str]) -> str:
+    total = current = 0
+    last = 10**9
+    for word in re.findall(r"[a-z]+", found[0].lower()):
+        if word in ("and", "a"):
+            continue
+        if word in _WORD_SCALES:
+            current = max(current, 1) * _WORD_SCALES[word]
+            if word != "hundred":
+                total, current = total + current, 0
+            last = 100
+            continue
+        value = WORD_VALUES[word]
+        # "one two three" is no number, nor is "twenty twenty".
+        if value >= last or (last < 20 and last != 0):
+            return found[0]
+        if current % 100 and not (current % 10 == 0 and value < 10):
+            return found[0]
+        current, last = current + value, value
+    return str(total + current)
+
+
+def _chinese(found: re.Match[str]) -> str:
+    total = digit = 0
+    text = found[0]
+    if len(text) > 1 and not any(sign in _HAN_PLACES for sign in text):
+        return "".join(str(_HAN_DIGITS[sign]) for sign in text)
+    for sign in text:
+        if sign in _HAN_PLACES:
+            total += (digit or 1) * _HAN_PLACES[sign]
+            digit = 0
+        else:
+            digit = _HAN_DIGITS[sign]
+    return str(total + digit)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from vlm_pg.answers.settings import CheckerSettings
+from vlm_pg.answers.verdict import CheckerSettings
 from vlm_pg.killable.pool import Pool, Starter, Task
 from vlm_pg.killable.worker import limit_memory, serve
 from vlm_pg.processes import resolve

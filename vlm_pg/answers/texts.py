@@ -21,9 +21,8 @@ from vlm_pg.answers.plain_text import (
     without_marks,
     words,
 )
-from vlm_pg.answers.settings import GraderSettings
 from vlm_pg.answers.units import parse_unit
-from vlm_pg.answers.verdict import Verdict, shorten
+from vlm_pg.answers.verdict import GraderSettings, Verdict, shorten
 from vlm_pg.types import Sample
 
 _CLOSING = ".,;:!?\u3002\u3001 "

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from vlm_pg.answers.clauses import affirmed, boxed_statement
 from vlm_pg.answers.plain_text import WORD_LETTER, plain_short, without_layout
-from vlm_pg.answers.settings import GraderSettings
-from vlm_pg.answers.verdict import Verdict, shorten
+from vlm_pg.answers.verdict import GraderSettings, Verdict, shorten
 from vlm_pg.types import Sample
 
 Span = tuple[float, float]

@@ -20,13 +20,11 @@ from vlm_pg.answers.clauses import affirmed, clauses, without_lead_in
 from vlm_pg.answers.grading import CHECKERS, PREPARE, mathematics_call, mathematics_verdict
 from vlm_pg.answers.latex import statement, unspaced, words
 from vlm_pg.answers.multiple_choice import letters_in, selected_letters
-from vlm_pg.answers.number_words import with_digits
-from vlm_pg.answers.numbers import ParsedNumber, in_unit_of, read_quantity, without_quantities
+from vlm_pg.answers.numbers import ParsedNumber, in_unit_of, read_quantity, with_digits, without_quantities
 from vlm_pg.answers.options import Choices, choices_of, same_text
 from vlm_pg.answers.outputs import Said, field_of_object, plain_said, said_in
 from vlm_pg.answers.plain_text import boxed, is_formula, plain, same_but_for_case, without_marks
 from vlm_pg.answers.pool import CheckerPool
-from vlm_pg.answers.settings import GraderSettings
 from vlm_pg.answers.statements import (
     MAX_STATEMENT_CHARACTERS,
     conclusion,
@@ -41,7 +39,7 @@ from vlm_pg.answers.statements import (
 )
 from vlm_pg.answers.time_span import parse_spans
 from vlm_pg.answers.units import Unit, parse_unit
-from vlm_pg.answers.verdict import Reading, Verdict
+from vlm_pg.answers.verdict import GraderSettings, Reading, Verdict
 from vlm_pg.answers.yes_no import stated_sides
 from vlm_pg.types import NONE_RIGHT, AnswerKind, Sample
 

@@ -7,8 +7,7 @@ from typing import Literal
 
 from vlm_pg.answers.clauses import boxed_statement, phrases, without_lead_in
 from vlm_pg.answers.plain_text import WORD_LETTER, plain_short, without_marks
-from vlm_pg.answers.settings import GraderSettings
-from vlm_pg.answers.verdict import Verdict, shorten
+from vlm_pg.answers.verdict import GraderSettings, Verdict, shorten
 from vlm_pg.types import Sample
 
 Side = Literal["yes", "no"]

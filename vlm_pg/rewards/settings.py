@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from vlm_pg.answers.settings import CheckerSettings as CheckerSettings
+from vlm_pg.answers.verdict import CheckerSettings as CheckerSettings
 from vlm_pg.settings import Settings
 
 

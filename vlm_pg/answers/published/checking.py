@@ -10,7 +10,7 @@ from typing import Any
 from vlm_pg.answers.grading import PREPARE, mathematics_call
 from vlm_pg.answers.mathematics import without_evaluation
 from vlm_pg.answers.pool import Call, CheckerPool
-from vlm_pg.answers.settings import CheckerSettings
+from vlm_pg.answers.verdict import CheckerSettings
 
 MAX_OUTPUT = 100_000  # characters of an output that is searched for mathematics
 # On long runs of blanks math-verify's patterns take the square of their length.

@@ -6,22 +6,12 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from vlm_pg.answers.published import (
-    charades_sta,
-    mathematics,
-    mathvista,
-    mmvu,
-    mvbench,
-    tempcompass,
-    video_choices,
-    video_mmmu,
-    vsi_bench,
-)
+from vlm_pg.answers.published import charades_sta, mathematics, mathvista, video_choices, video_mmmu, vsi_bench
 from vlm_pg.answers.published.rule import Rule
 from vlm_pg.answers.verdict import Reader
 from vlm_pg.errors import ConfigError, printable
 
-_SETS = (video_choices, mvbench, tempcompass, vsi_bench, video_mmmu, mmvu, mathvista, mathematics, charades_sta)
+_SETS = (video_choices, vsi_bench, video_mmmu, mathvista, mathematics, charades_sta)
 
 PUBLISHED: Mapping[str, Rule] = MappingProxyType({rule.name: rule for one in _SETS for rule in one.RULES})
 

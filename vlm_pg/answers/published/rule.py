@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlm_pg.answers.numbers import ONES, TENS
+from vlm_pg.answers.numbers import WORD_VALUES
 from vlm_pg.answers.options import split_options
 from vlm_pg.answers.verdict import Reader, Reading
 from vlm_pg.types import Sample
@@ -244,9 +244,7 @@ def _has_mark(text: str) -> bool:
     return "." in text or "," in text
 
 
-_WORDS = {word: value for value, word in enumerate(ONES)}
-_WORDS |= {word: 10 * value for value, word in enumerate(TENS, start=2)}
-_WORDS |= {"hundred": 100, "thousand": 1000}
+_WORDS = WORD_VALUES | {"hundred": 100, "thousand": 1000}
 
 _FIGURES = re.compile(r"-?\d+(?:\.\d+)?")
 _LETTERS = re.compile(r"[a-z]+")

@@ -1,17 +1,23 @@
-"""Video-MME, LongVideoBench, NExT-QA (multiple choice) and LongVideo-Reason."""
+"""Video-MME, LongVideoBench, NExT-QA (multiple choice), LongVideo-Reason, MVBench and TempCompass."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable
 
 from vlm_pg.answers.published.checking import whole_outputs_agree
 from vlm_pg.answers.published.rule import (
     Rule,
+    accepted,
     chosen,
     drawn,
     first_of_five_or_drawn,
     first_of_four,
+    letters_of,
     ranked,
     short,
     texts_of,
+    unusable,
     video_r1,
 )
 from vlm_pg.answers.published.video_mmmu import last_option_text, last_placed, letters_in, options_in, trimmed
@@ -55,6 +61,147 @@ def _answer(output: str) -> str:
         if found and _CLOSING in rest:
             return rest.partition(_CLOSING)[0].strip()
     return output.strip()
+
+
+_MARKS = (";", "/", "[", "]", '"', "{", "}", "(", ")", "=", "+", "\\", "_", "-", ">", "<", "@", "`", ",", "?", "!")
+_GROUPED = re.compile(r"\d,\d")
+_POINT = re.compile(r"\.(?!\d)")
+# The published call passes re.UNICODE, which is 32, where the number of replacements is meant to stand.
+_POINTS_REMOVED = 32
+_LONE = re.compile(r"\b([A-E])\b", re.IGNORECASE)
+_LABELLED = re.compile(r"([A-E])\.", re.IGNORECASE)
+
+
+def _official(sample: Sample, output: str, cut_off: bool) -> Reading:
+    """``check_ans`` on the first line: the first word and "(b)", one within the other, points left out of the word."""
+    return _accepting(sample, lambda letter, text: _first_word_fits(output.strip().split("\n")[0], letter))
+
+
+def _kit(sample: Sample, output: str, cut_off: bool) -> Reading:
+    """The same on the whole output, in which moreover "(B) text" may stand anywhere."""
+    return _accepting(
+        sample, lambda letter, text: _first_word_fits(output.strip(), letter) or f"({letter}) {text}" in output
+    )
+
+
+def _accepting(sample: Sample, fits: Callable[[str, str], bool]) -> Reading:
+    return accepted(sample, [letter for letter, text in texts_of(sample).items() if fits(letter, text)])
+
+
+def _first_word_fits(output: str, letter: str) -> bool:
+    word, option = output.lower().split(" ", 1)[0], f"({letter.lower()})"
+    return word.replace(".", "") in option or option in word
+
+
+def _lmms_mvbench(sample: Sample, output: str, cut_off: bool) -> Reading:
+    texts = texts_of(sample)
+    gold_text = texts.get(sample.answer)
+    gold = next((letter for letter, text in texts.items() if text == gold_text), sample.answer)
+    if output == "":
+        return Reading(None, 0.0, "the rule leaves empty outputs out", counts=False)
+    letter = _lone_letter(output)
+    if gold != sample.answer:
+        return Reading(letter or None, float(letter == gold), f"{gold}, of the same text, is taken for the gold answer")
+    return chosen(sample, letter)
+
+
+def _lone_letter(output: str) -> str:
+    """A letter with a point at the start, before text on one line; else the first lone a to e in any case."""
+    label = _LABELLED.match(output.strip())
+    if label:
+        text = output.strip()[label.end() :]
+        before, _, last = text.rpartition("\n")
+        if last and not before.strip():
+            return label[1].upper()
+    text = _without_marks(output.replace("\n", " ").replace("\t", " ").strip())
+    found = _LONE.search(text.strip("'").strip('"').strip(")").strip("(").strip().lower())
+    return found[1].upper() if found else ""
+
+
+def _without_marks(text: str) -> str:
+    """Marks beside a blank vanish, others become blanks; all vanish where a number such as 1,000 stands anywhere."""
+    grouped = _GROUPED.search(text) is not None
+    result = text
+    for mark in _MARKS:
+        beside_blank = f"{mark} " in text or f" {mark}" in text
+        result = result.replace(mark, "" if beside_blank or grouped else " ")
+    return _POINT.sub("", result, count=_POINTS_REMOVED)
+
+
+_TO_JUDGE = Reading(None, 0.0, "no rule applies; the judge that would be asked is left out")
+_NAMES = ("Sentence ", "Option ", "Caption ")
+
+
+def _official_tempcompass(sample: Sample, output: str, cut_off: bool) -> Reading:
+    return _read(sample, output.replace("</s>", "").strip())
+
+
+def _lmms_tempcompass(sample: Sample, output: str, cut_off: bool) -> Reading:
+    return _read(sample, output)
+
+
+def _read(sample: Sample, output: str) -> Reading:
+    task = sample.details.get("task") or ("yes_no" if sample.answer_kind == "yes_no" else "multi-choice")
+    if task == "multi-choice":
+        return _choice(sample, output)
+    if task == "yes_no":
+        return _yes_no(sample, output)
+    if task == "caption_matching":
+        return _caption(sample, output)
+    if task == "captioning":
+        return unusable("captions are scored by a judge alone, which is not offered")
+    return unusable(
+        f"details['task'] is {str(task)[:80]!r}; multi-choice, yes_no, caption_matching or captioning is expected"
+    )
+
+
+def _choice(sample: Sample, output: str) -> Reading:
+    """The option's whole line, or its letter alone, or the letter with "." or ")" at the start."""
+    for letter, text in texts_of(sample).items():
+        if output == f"{letter}. {text}":
+            return chosen(sample, letter)
+    if output in ("A", "B", "C", "D") or output[:2] in tuple(f"{letter}{mark}" for letter in "ABCD" for mark in ".)"):
+        return chosen(sample, output[0])
+    return _TO_JUDGE
+
+
+def _yes_no(sample: Sample, output: str) -> Reading:
+    for word in ("yes", "no"):
+        if output.lower().startswith(word):
+            return Reading(word, float(word == sample.answer))
+    return _TO_JUDGE
+
+
+def _caption(sample: Sample, output: str) -> Reading:
+    """The option's whole line, its text, its name ("Sentence A") or its name's last part ("A")."""
+    lines = [line.split(": ") for line in str(sample.details.get("question", "")).split("\n")[1:]]
+    gold = str(sample.details.get("answer", "")).split(": ")
+    if not lines or any(len(parts) < 2 for parts in [*lines, gold]) or len(gold[0].split()) < 2:
+        return unusable("details lack the question or the answer as published, with options such as 'Sentence A: ...'")
+    taken, place = "", -1
+    # Later comparisons have the last word, as published: lines, then texts, then names.
+    for index, parts in enumerate(lines):
+        if output == ": ".join(parts):
+            taken, place = output, index
+    for index, (_, text, *_rest) in enumerate(lines):
+        if text == output or (") " in output and text == output.split(") ")[1]):
+            taken, place = text, index
+    for shorten in (False, True):
+        for index, (name, *_rest) in enumerate(lines):
+            known = _without_name(name) if shorten else name
+            if known in (output, output.replace(".", "")):
+                taken, place = known, index
+    if place == -1:
+        return _TO_JUDGE
+    right = taken in (": ".join(gold), gold[0].split(":")[0], gold[1], gold[0].split()[1])
+    letters = letters_of(sample)
+    return Reading(letters[place] if place < len(letters) else ": ".join(lines[place]), float(right))
+
+
+def _without_name(name: str) -> str:
+    for known in _NAMES:
+        name = name.replace(known, "")
+    return name
 
 
 RULES = (
@@ -105,5 +252,60 @@ RULES = (
         "NVlabs/Long-RL, longvideo-reason/eval.py, accuracy_reward",
         "The first answer tags on one line, or the whole output, must equal the gold answer: '(B)' and 'B.' are wrong. "
         "Other golds than letters are also compared by math-verify on the whole output.",
+    ),
+    Rule(
+        "mvbench/official",
+        _official,
+        "the authors' rule",
+        "OpenGVLab/Ask-Anything, video_chat2/mvbench.ipynb, check_ans",
+        "Right if the first word, without points, is part of '(b)', or '(b)' of the word: '' is right always, 'A man' "
+        "is A, 'The answer is B' and '**B**' are wrong. The published code starts the answer itself with 'Best "
+        "option:('.",
+    ),
+    Rule(
+        "mvbench/kit",
+        _kit,
+        "VLMEvalKit's rule without its judge",
+        "open-compass/VLMEvalKit, vlmeval/dataset/utils/mvbench.py, check_ans",
+        "As the authors', on the whole output, and right as well where '(B) text of the option' stands in it. The "
+        "judge that it may ask is not offered.",
+    ),
+    Rule(
+        "mvbench/lmms",
+        _lmms_mvbench,
+        "lmms-eval's rule",
+        "EvolvingLMMs-Lab/lmms-eval, lmms_eval/tasks/mvbench/utils.py, mcq_acc",
+        "The first lone letter a to e in any case: 'There is a man' is A. Empty outputs leave the denominator. Of "
+        "equal options the first is the gold one.",
+    ),
+    Rule(
+        "mvbench/video_r1",
+        video_r1,
+        "Video-R1's rule",
+        "tulerfeng/Video-R1, src/eval_bench.py",
+        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong.",
+    ),
+    Rule(
+        "tempcompass/official",
+        _official_tempcompass,
+        "the authors' rule without its judge (--disable_llm)",
+        "llyx97/TempCompass, eval_multi-choice.py, eval_yes_no.py, eval_caption_matching.py",
+        "Blanks and '</s>' are removed. '(B)' and 'B: ...' are read by the judge alone and wrong here; 'Nothing' and "
+        "'Not sure' are no, 'Yes and no' is yes. Captioning, which only a judge scores, has no value.",
+    ),
+    Rule(
+        "tempcompass/lmms",
+        _lmms_tempcompass,
+        "lmms-eval's rule without its judge",
+        "EvolvingLMMs-Lab/lmms-eval, lmms_eval/tasks/tempcompass/utils.py",
+        "As the authors', but nothing is removed from the output, so that ' B' goes to the judge. Captioning has no "
+        "value.",
+    ),
+    Rule(
+        "tempcompass/video_r1",
+        video_r1,
+        "Video-R1's rule, for multi-choice alone",
+        "tulerfeng/Video-R1, src/eval_bench.py",
+        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong.",
     ),
 )
