@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
 from scripts.bench.gpu_check.counted import ALL_DEVICES, device_called
 from scripts.bench.gpu_check.run import PAGE, Result
 from scripts.bench.others import CONTESTANTS as STEP_CONTESTANTS
@@ -16,9 +14,10 @@ from vlm_pg.bench.work import StepPoint, forward_flops
 from vlm_pg.files import write_bytes_atomic
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_sizes import LanguageShape
-from vlm_pg.observe.report.markup import duration, number, percent, shown
+from vlm_pg.observe.report.markup import page
 from vlm_pg.plan.time import Device
 
+_HERE = Path(__file__).parent
 # Packages whose versions stand on the page; result.json has all.
 SHOWN = (
     "torch", "torchvision", "transformers", "triton", "flash-attn", "liger-kernel", "prefix-grouper", "peft",
@@ -33,20 +32,20 @@ def write_page(result: Result) -> None:
 
 def render(result: dict[str, Any]) -> str:
     """The page of what ``result.json`` holds."""
-    template = (Path(__file__).parent / "page.html").read_text("utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=shown
-    )
-    environment.filters |= {"number": number, "duration": duration, "percent": percent, "gib": _gib}
     stages = result["stages"]
     figures = {stage["name"]: stage["figures"] for stage in stages}
     device = figures.get("environment", {}).get("device", {})
     gpu = device.get("name") or next((one["name"] for one in result["machine"]["gpus"]), None)
-    measured = [row for found in figures.values() for row in rows(found, gpu if result["device"] == "cuda" else None)]
-    return environment.from_string(template).render(
+    on_gpu = gpu if result["device"] == "cuda" else None
+    measured = [row for found in figures.values() for row in rows(found, on_gpu)]
+    return page(
+        _HERE / "page.html",
+        f"vlm_pg on {on_gpu or 'a CPU'}",
+        styles=[_HERE / "page.css"],
+        gib=_gib,
         result=result,
         machine=result["machine"],
-        gpu=gpu if result["device"] == "cuda" else None,
+        gpu=on_gpu,
         device=device,
         versions={name: result["machine"]["packages"].get(name, "not installed") for name in SHOWN},
         steps=_with_bars(row for row in measured if row["measurement"] == "step"),
