@@ -41,6 +41,7 @@ class Network(torch.nn.Module):
         route_linear_layers(self.language_model)
         self._kernel_checked_for, self._kernel_is_fixed = (self.device, self.dtype), False
         self.kernel: Kernel = select_kernel(self.device, self.dtype, settings.attention_kernel)
+        self._checked_kernel = self.kernel
         heads = family.head_shape(model.config)
         # Relative to plain softmax; fake tensors have no values to check.
         self.kernel_error = check_kernel(self.kernel, self.device, self.dtype, *heads) if has_values(model) else 0.0
@@ -69,18 +70,19 @@ class Network(torch.nn.Module):
         may have been moved or cast since. Read before any layer runs: within a checkpointed layer the check would
         become part of it.
         """
-        if self._kernel_is_fixed or self.kernel.name == "oracle":
-            return self.kernel
+        if self._kernel_is_fixed or self._checked_kernel.name == "oracle":
+            return self._checked_kernel
         heads = self.family.head_shape(self.model.config)
         if torch.is_autocast_enabled(self.device.type):
             return checked_kernel(self.device, torch.get_autocast_dtype(self.device.type), *heads)
         if (self.device, self.dtype) == self._kernel_checked_for:
-            return self.kernel
+            return self._checked_kernel
         return checked_kernel(self.device, self.dtype, *heads, self.settings.attention_kernel)
 
     def use_kernel(self, kernel: Kernel) -> None:
         """Use this kernel everywhere, unchecked: for work that is counted and not computed."""
-        self.kernel, self.kernel_error, self._kernel_is_fixed = kernel, 0.0, True
+        self.kernel = self._checked_kernel = kernel
+        self.kernel_error, self._kernel_is_fixed = 0.0, True
 
     @property
     def language_model(self) -> Any:
