@@ -330,6 +330,11 @@ class RolloutGroup:
         """The prompt and the token ids of all rollouts."""
         return ResponseGroup(self.prompt, tuple(rollout.token_ids for rollout in self.rollouts))
 
+    def only_kept(self) -> RolloutGroup:
+        """The group without pruned rollouts."""
+        weights = self.rollout_weights
+        return self if all(weights) else self.only([index for index, weight in enumerate(weights) if weight])
+
     def without_features(self) -> RolloutGroup:
         """The group without the prompt's visual features, which are large."""
         return replace(self, prompt=replace(self.prompt, features=None))

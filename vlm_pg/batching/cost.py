@@ -121,10 +121,6 @@ def _with_calls(tokens: int, of_call: int) -> int:
     return tokens + TOKENS_PER_CALL * tokens // of_call
 
 
-def _same_media(one: GroupWork, other: GroupWork) -> bool:
-    return bool(one.media_key) and one.media_key == other.media_key
-
-
 def _clusters(groups: Sequence[GroupWork], budget: int, shared: Shared) -> list[tuple[int, ...]]:
     """Groups that are worth computing together, those that share most joined first, while one pass can hold them.
 
@@ -135,7 +131,8 @@ def _clusters(groups: Sequence[GroupWork], budget: int, shared: Shared) -> list[
     for j, later in enumerate(groups):
         for i in range(j):
             common = shared(i, j)
-            if common and (2 * common >= min(prompts[i], prompts[j]) or _same_media(groups[i], later)):
+            same_media = later.media_key and groups[i].media_key == later.media_key
+            if common and (2 * common >= min(prompts[i], prompts[j]) or same_media):
                 pairs.append((-common, i, j))
     members = [[group] for group in range(len(groups))]
     needed = [work.prompt_tokens for work in groups]

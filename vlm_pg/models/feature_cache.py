@@ -29,20 +29,15 @@ def keep_features(policy: Policy, settings: CacheSettings, gather: Gather = no_g
         return f"visual features: not kept in cache.folder ({why})"
     store = Store(settings.folder, KIND, settings.max_bytes)
     tower = tower_digest(policy.model, policy.family, gather)
-    shape = _token_shape(policy)
+    config = policy.model.config
+    levels, width = policy.family.deepstack_layers(config), config.get_text_config().hidden_size
+    shape = (1 + levels, width) if levels else (width,)  # of one visual token
     size = math.prod(shape) * policy.dtype.itemsize / 1024
     policy.vision.kept = FeatureStore(store, tower, policy.tower_calls, policy.device, shape)
     return (
         f"visual features: kept in {settings.folder}, {size:.1f} KiB a visual token, by the "
         f"media and the frozen vision tower ({tower[:12]})"
     )
-
-
-def _token_shape(policy: Policy) -> tuple[int, ...]:
-    """Of ``Family.encode_vision``'s output, for one visual token."""
-    config = policy.model.config
-    levels, width = policy.family.deepstack_layers(config), config.get_text_config().hidden_size
-    return (1 + levels, width) if levels else (width,)
 
 
 def why_not_kept(model: ModelSettings, family: Family, settings: CacheSettings) -> str | None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -182,13 +183,11 @@ class FeatureFill:
                 "model.vision_piece_tokens to what it says"
             )
         builder = PromptBuilder(self._policy.processor, config.prompt, self._policy.positions)
+        check = partial(self._policy.check_length, response_tokens=config.rollout.max_new_tokens)
         self._sources = SourcePool(
-            builder, config.data, config.media, self._policy.pixel_factor, self._check, pool, config.cache
+            builder, config.data, config.media, self._policy.pixel_factor, check, pool, config.cache
         )
         self._ahead = 4 * max(1, config.media.workers)
-
-    def _check(self, prompt: Prompt) -> None:
-        self._policy.check_length(prompt, self._config.rollout.max_new_tokens)
 
     def fill(self, records: RecordSet, name: str) -> int:
         """Features of all media of a set that can be used; how many cannot. What is there is read, and so checked."""

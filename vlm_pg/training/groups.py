@@ -110,15 +110,10 @@ def add_parts(group: RolloutGroup, parts: Mapping[str, Sequence[float]]) -> Roll
 
 def has_spread(group: RolloutGroup) -> bool:
     """Whether the group says which rollout was better: at least two different rewards, a KL in them left out."""
-    valued = (reward for reward in group.rewards if reward.total is not None)
-    return len({_without_kl(reward) for reward in valued}) > 1
-
-
-def _without_kl(reward: RewardBreakdown) -> float:
-    assert reward.total is not None
-    kl = reward.parts.get("kl")
-    # Taking away again what was added leaves rounding.
-    return reward.total if kl is None else round(reward.total - kl, 9)
+    pairs = [(reward.total, reward.parts.get("kl")) for reward in group.rewards]
+    # Subtracting what was added leaves rounding.
+    valued = {total if kl is None else round(total - kl, 9) for total, kl in pairs if total is not None}
+    return len(valued) > 1
 
 
 def advantage_groups(

@@ -111,7 +111,7 @@ class GroupLoss:
         algorithm = self.algorithm
         lengths = [len(self.groups[group].rollouts[index].token_ids) for group, index in rollouts]
         weights = torch.tensor([self.weights[group][index] for group, index in rollouts], dtype=torch.float32)
-        advantages = torch.cat([_advantages(self.groups[group], index) for group, index in rollouts])
+        advantages = [_advantages(self.groups[group], index) for group, index in rollouts]
         behaviour = logprobs.detach()
         if self.behaviour_logprobs is not None:
             behaviour = self._on_device([self.behaviour_logprobs[group][index] for group, index in rollouts])
@@ -123,7 +123,7 @@ class GroupLoss:
         return ResponseTokens(
             logprobs,
             behaviour,
-            advantages=self._on_device([advantages]),
+            advantages=self._on_device(advantages),
             weights=self._on_device([weights.repeat_interleave(torch.tensor(lengths))]),
             lengths=lengths,
             importance=importance,

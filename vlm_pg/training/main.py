@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.runner import Evaluator, Examinee
 from vlm_pg.media.loader import decoding_pool
-from vlm_pg.media.pool import WorkerPool
 from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import check_sequence_size, load_policy
@@ -55,7 +54,7 @@ from vlm_pg.training.setup import (
 )
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.trainer import Progress, RunContext, StepLogs, Trainer
-from vlm_pg.types import BadSample, Prompt, Sample
+from vlm_pg.types import Prompt
 from vlm_pg.versions import versions
 from vlm_pg.watch.watch import RankWatch
 
@@ -129,7 +128,11 @@ class _Run:
         if samples:  # else it is refused once the bad records are written
             check_step_size(config, len(asked), len(bad), console.warn)
         check_fits(config, self.ranks.world_size, gpu_bytes(local_device()), console.info)
-        pool = self._start_decoding(samples)
+        pool = decoding_pool(config.media, config.cache)
+        if pool is not None:
+            stack.enter_context(pool)
+            if any_media(samples):
+                pool.start()  # while the model is loaded
         resume_from = self._load(path, resume_from)
         self.policy.check_samples(asked, config.data.train_shown)
         # Refuses what cannot be computed; its processes start with the first response that needs them.
@@ -150,18 +153,14 @@ class _Run:
             if self.ranks.is_first:
                 abandon_others(self.folder.checkpoints, resume_from, self.progress.step, console.warn)
                 point_to_best(self.folder.checkpoints, config.training.keep_best, console.warn)
-        self.bad_log = self._open_bad_log()
-        self.samples = self._usable(samples, bad, len(found) + len(bad))
+        self.bad_log: BadSampleLog | None = None
+        if self.ranks.is_first:
+            most, least_seen = config.data.max_bad_share, config.data.min_seen_for_bad_share
+            self.bad_log = BadSampleLog(self.folder.bad_samples, most, least_seen, console.warn)
+            self.bad_log.record_file(bad, len(found) + len(bad))
+        refuse_empty(samples, config.data, f"{len(bad)} are bad, see {self.folder.bad_samples}")
+        self.samples = samples
         self.summary = RunSummary.open(self.folder, self.ranks, resume_from is not None, console.warn)
-
-    def _start_decoding(self, samples: Sequence[Sample]) -> WorkerPool | None:
-        """The decoding processes; they start while the model is loaded, if there is anything to decode."""
-        pool = decoding_pool(self.config.media, self.config.cache)
-        if pool is not None:
-            self.stack.enter_context(pool)
-            if any_media(samples):
-                pool.start()
-        return pool
 
     def _choose_checkpoint(self, path: Path, refused: Mapping[Path, str]) -> Path | None:
         """The checkpoint to go on from, if any; its state and progress are this run's then."""
@@ -207,19 +206,6 @@ class _Run:
         self.features_line = keep_features(self.policy, config.cache, self.engine.gathered)
         if resume_from is not None:
             self.engine.load_optimizer(resume_from)
-
-    def _open_bad_log(self) -> BadSampleLog | None:
-        data = self.config.data
-        if not self.ranks.is_first:
-            return None
-        path, warn = self.folder.bad_samples, self.console.warn
-        return BadSampleLog(path, data.max_bad_share, data.min_seen_for_bad_share, warn)
-
-    def _usable(self, samples: Sequence[Sample], bad: list[BadSample], read: int) -> Sequence[Sample]:
-        if self.bad_log is not None:
-            self.bad_log.record_file(bad, read)
-        refuse_empty(samples, self.config.data, f"{len(bad)} are bad, see {self.folder.bad_samples}")
-        return samples
 
     def go(self) -> int:
         if self.summary.was_finished and self.progress.step == self.config.training.steps:
@@ -346,14 +332,11 @@ class _Run:
             self.console.info(f"{tag}, {line}" if is_step else f"{tag} training, {line}")
         return results
 
-    def _best_checkpoint(self) -> dict[str, str]:
-        best = find_best(self.folder.checkpoints, self.config.training.keep_best) if self.ranks.is_first else None
-        return {} if best is None else {"best_checkpoint": f"{best.parent.name}/{best.name}"}
-
     def _finish(self, finished: bool) -> int:
         progress = self.progress
         if self.presence is not None:
             self.presence.check()
+        best = find_best(self.folder.checkpoints, self.config.training.keep_best) if self.ranks.is_first else None
         self.summary.write(
             finished=finished,
             steps=progress.step,
@@ -366,7 +349,7 @@ class _Run:
                 "ratio": progress.tokens_repeated / progress.tokens_computed if progress.tokens_computed else None,
             },
             bad_samples=dict(self.bad_log.counts) if self.bad_log else {},
-            **self._best_checkpoint(),
+            **({} if best is None else {"best_checkpoint": f"{best.parent.name}/{best.name}"}),
         )
         self.timeline.hand_in()
         if self.ranks.is_first:

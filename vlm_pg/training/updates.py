@@ -151,16 +151,15 @@ def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -
 
     Those of pruned rollouts, which nothing reads, are empty.
     """
-    places = [[i for i, weight in enumerate(group.rollout_weights) if weight] for group in groups]
-    asked = [group.only(chosen).response_group for group, chosen in zip(groups, places, strict=True) if chosen]
+    asked = [group.only_kept().response_group for group in groups if trains(group)]
     with engine.weights_at_hand():
         scorer = PolicyScorer(engine.policy, config.rollout.prefill_tokens)
         score = scorer.score if engine.parallel is None else partial(engine.parallel.score, scorer)
         found = iter(score(asked, config.rollout.temperature))
     scored = []
-    for group, chosen in zip(groups, places, strict=True):
-        by_place = dict(zip(chosen, next(found), strict=True)) if chosen else {}
-        logprobs = tuple(by_place.get(i, torch.empty(0)) for i in range(len(group.rollouts)))
+    for group in groups:
+        of_kept = iter(next(found) if trains(group) else ())
+        logprobs = tuple(next(of_kept) if weight else torch.empty(0) for weight in group.rollout_weights)
         scored.append(replace(group, trainer_logprobs=logprobs))
     return scored
 
@@ -183,7 +182,7 @@ def update_policy(
             Engine and policy must be loaded anew before training goes on.
     """
     policy, parallel = engine.policy, engine.parallel
-    trained = [_without_pruned(group) for group in update.groups if trains(group)]
+    trained = [group.only_kept() for group in update.groups if trains(group)]
     loss, vision = _weighted(engine, update, trained, settings)
     plan = plan_groups(loss.groups, settings.micro_batch_tokens, policy.settings.share_prefix)
     slots = plan.slots if parallel is None else parallel.slots(plan.micro_batches)
@@ -236,11 +235,6 @@ def update_policy(
         **{PART_GRAD_NORM.of(part): norm for part, norm in engine.part_norms().items()},
         **(of_parts if len(set(of_parts.values())) > 1 else {}),
     }
-
-
-def _without_pruned(group: RolloutGroup) -> RolloutGroup:
-    weights = group.rollout_weights
-    return group if all(weights) else group.only([index for index, weight in enumerate(weights) if weight])
 
 
 def _weighted(
