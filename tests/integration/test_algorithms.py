@@ -102,6 +102,7 @@ def asked(run: Path) -> set[tuple[Any, ...]]:
     return {(r["step"], r["sample_id"], r["response"]) for r in read_lines(run / "rollouts.jsonl")}
 
 
+@pytest.mark.matrix
 def test_a_resumed_run_goes_on_with_the_same_questions(tmp_path: Path) -> None:
     """How many questions a step asked depends on its rollouts, so the place in the order is part of a checkpoint."""
     config = written_questions(tmp_path, ASKING_MORE)

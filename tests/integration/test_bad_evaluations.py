@@ -13,6 +13,8 @@ from tests.support.runs import read_lines, save_tiny_model
 from tests.support.scored_sets import MODEL, Prepared, config_of, prepare
 from vlm_pg.cli import main
 
+pytestmark = pytest.mark.matrix
+
 HEADER = "video,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4\n"
 VAL = HEADER + "".join(f"{number},60,64,48,what moves,0,0,DO,ball,house,hill,car,road\n" for number in (11, 22, 33))
 SET = {"val.csv": VAL, **media(*(f"NExTVideo/{number}.mp4" for number in (11, 22, 33)))}

@@ -13,6 +13,8 @@ import pytest
 from vlm_pg.bench.step import CONTESTANTS, OURS
 from vlm_pg.cli import main
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize(
     "asked",

@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.support.runs import read_lines
 from tests.support.short_run import short_run, train_here
 from vlm_pg.training.checkpoints import find_checkpoints, read_state
@@ -32,11 +34,13 @@ def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
         assert summary["best_checkpoint"] == f"checkpoints/step-{best:06d}"
 
 
+@pytest.mark.matrix
 def test_another_metric_is_refused_by_name(tmp_path: Path) -> None:
     ended = train_here(short_run(tmp_path), "training.keep_best=rewards")
     assert ended.code == 2 and "keep_best" in ended.printed and "'reward'" in ended.printed
 
 
+@pytest.mark.matrix
 def test_the_checkpoint_that_does_best_on_held_out_questions_stays(tmp_path: Path) -> None:
     """Its answers are there for every evaluation, and the accuracies stand in the lines of their steps alone."""
     records = tmp_path / "records.json"

@@ -18,6 +18,8 @@ from tests.support.watch import descendants
 from vlm_pg.cache.eviction import places
 from vlm_pg.cache.store import MARK
 
+pytestmark = pytest.mark.matrix
+
 # The frames and the visual features of the small run's clips, for training and evaluation.
 ENTRIES = 32
 

@@ -86,6 +86,7 @@ def test_what_another_host_made_is_not_taken(folder: Path, filled: Path, host: s
     assert len(entries(cache)) > len(entries(filled))
 
 
+@pytest.mark.matrix
 def test_several_processes_fill_one_cache(folder: Path, filled: Path) -> None:
     cache = folder / "two"
     options = ["cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}"]
@@ -97,6 +98,7 @@ def test_several_processes_fill_one_cache(folder: Path, filled: Path) -> None:
     assert "6 of 6 media are kept" in said[1].stdout and entries(cache) == entries(filled)
 
 
+@pytest.mark.matrix
 def test_a_tower_that_trains_is_told_of(folder: Path) -> None:
     """By a run and by a fill, both of which keep frames all the same."""
     trains, cache = "model.train=[merger,language]", folder / "trains"
@@ -107,6 +109,7 @@ def test_a_tower_that_trains_is_told_of(folder: Path) -> None:
     assert {place.kind for place in places(cache)} == {"frames"}
 
 
+@pytest.mark.matrix
 def test_stats_verify_and_prune(folder: Path, filled: Path) -> None:
     cache = folder / "looked-at"
     cli("cache", "fill", str(folder / "run.yaml"), f"cache.folder={cache}")

@@ -13,6 +13,8 @@ import pytest
 from tests.support.processes import ROOT, ModuleProcess
 from tests.support.runs import write_config
 
+pytestmark = pytest.mark.matrix
+
 
 def write_questions(path: Path, count: int) -> None:
     """Every tenth has a fault, every hundredth is there already."""

@@ -18,6 +18,8 @@ from vlm_pg.errors import SampleError
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.settings import MediaSettings
 
+pytestmark = pytest.mark.matrix
+
 SETTINGS = MediaSettings(fps=8, min_frames=4, max_frames=16, workers=0)
 NAMES = (
     "mpeg4-mp4-plain", "libx264-mp4-plain", "libx264-mp4-b-frames", "libx265-mp4-plain", "libvpx-vp9-webm-plain",

@@ -40,6 +40,7 @@ def test_the_table_is_as_large_as_promised() -> None:
     assert {damage.ends for damage in SAMPLE} == {"continued", "passed over", "refused"}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("damage", SAMPLE, ids=str)
 def test_a_damaged_run_ends_well(home: Path, tmp_path: Path, damage: Damage) -> None:
     resume(home, tmp_path, damage)

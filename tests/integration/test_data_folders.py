@@ -5,9 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.support.data_sets import png, records, save_splits, shard
 from tests.support.runs import read_lines
 from tests.support.short_run import STEPS, short_run, train_here
+
+pytestmark = pytest.mark.matrix
 
 
 def test_a_run_on_shards_and_a_saved_folder(tmp_path: Path) -> None:

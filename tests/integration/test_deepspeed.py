@@ -74,6 +74,7 @@ def test_a_run_on_two_processes_saves_and_resumes(
     AutoProcessor.from_pretrained(checkpoint)
 
 
+@pytest.mark.matrix
 def test_without_a_launcher_deepspeed_runs_in_one_process(tmp_path: Path) -> None:
     text = {"data_type": "text", "path": "", "problem_type": "numerical", "options": [], "process": ""}
     text |= {"problem_id": 1, "problem": "2 + 3?", "solution": "<answer>5</answer>", "data_source": "sums"}
@@ -114,6 +115,7 @@ def test_in_a_flat_buffer_layers_of_one_input_are_neighbours(tmp_path: Path) -> 
     assert "separate: None" in printed
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "family, gather, rounds", [("qwen2_5_vl", "all", 16), ("qwen2_5_vl", "layers", 4), ("qwen3_5", "layers", 3)]
 )

@@ -143,6 +143,7 @@ def odd_ranks(folder: Path, name: str, *more: str, ranks: int = 2) -> list[Ended
     return [Ended(one.returncode, one.stdout + one.stderr) for one in (rank.finish(120) for rank in running)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("ranks, rank", [(2, 1), (3, 0)])
 def test_ranks_end_whatever_they_wait_in(ranks: int, rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No collective tells the others of it: their main threads never get to the next one. One of them says it."""
@@ -171,6 +172,7 @@ def test_an_exception_of_one_rank_is_named_by_the_others(
     assert 'failed in phase "train", before the first step was completed: ValueError: an odd loss. Every rank' in line
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("when", ["meeting", "meeting late"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_before_it_is_connected_is_missed(rank: int, when: str, folder: Path) -> None:
@@ -184,6 +186,7 @@ def test_a_rank_that_dies_before_it_is_connected_is_missed(rank: int, when: str,
     assert silent in done[1 - rank].stderr or met in done[1 - rank].stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("late", [None, 0, 1])
 def test_what_all_ranks_find_wrong_is_said_by_each_of_them_alone(
     late: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +200,7 @@ def test_what_all_ranks_find_wrong_is_said_by_each_of_them_alone(
         assert line.startswith(f"[rank {rank}] vlm-pg: error: ") and "a package is missing" in line, ended.printed
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_one_rank_finds_wrong_ends_all(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"LOSS_OF_RANK_{rank}", "is missing")
@@ -207,6 +211,7 @@ def test_what_one_rank_finds_wrong_ends_all(rank: int, folder: Path, monkeypatch
     assert f"rank {rank} (host " in line and 'failed in phase "setup": ConfigError: algorithm.loss names' in line
 
 
+@pytest.mark.matrix
 def test_ranks_that_were_started_differently_are_refused(folder: Path) -> None:
     of_run = arguments(folder, "torch", folder / "different")
     differ = {0: ["training.learning_rate=1e-5"], 1: ["training.learning_rate=2e-5", "media.workers=2"]}

@@ -15,6 +15,8 @@ from tests.support.judge_server import FakeServer
 from tests.support.processes import ROOT, ModuleProcess
 from tests.support.runs import read_lines, run_cli, write_config
 
+pytestmark = pytest.mark.matrix
+
 CLIPS, QUESTIONS_EACH, BEFORE = 4, 6, 1
 CODE = re.compile(r"\n(J[0-9A-F]{12}): ")
 

@@ -67,6 +67,7 @@ def test_a_set_is_asked_as_its_protocol_says(folder: Path, capsys: pytest.Captur
     assert result_in(out)["sets"]["seen"]["reader"] == "strict"
 
 
+@pytest.mark.matrix
 def test_a_protocol_without_clips_shows_whole_videos(folder: Path) -> None:
     """Videos have 8 frames, 2 a second; half a second from the first on has 2 of them."""
     whole = read_lines(folder / "clips" / "eval_seen.jsonl")[:1]
@@ -85,6 +86,7 @@ def test_a_protocol_without_clips_shows_whole_videos(folder: Path) -> None:
     assert shown == [[0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], [0.0, 0.5], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]]
 
 
+@pytest.mark.matrix
 def test_the_published_rule_reads_the_same_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--config", str(folder / "run.yaml"), "eval.reader=published"]) == 0
     result = result_in(folder / "runs" / "eval-tiny-qwen2_5-vl")

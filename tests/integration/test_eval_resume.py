@@ -111,6 +111,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_answers(folder: Path, whole: Pa
     assert went_on > kills // 2  # a kill before the first answer, or after the last, leaves nothing to go on with
 
 
+@pytest.mark.matrix
 def test_a_line_that_was_cut_off_is_asked_again(folder: Path, whole: Path) -> None:
     killed_at(folder, "cut", 20, 0.0)
     out = results_of(folder, "cut")
@@ -121,6 +122,7 @@ def test_a_line_that_was_cut_off_is_asked_again(folder: Path, whole: Path) -> No
     assert (out / "answers_seen.jsonl").read_bytes() == (whole / "answers_seen.jsonl").read_bytes()
 
 
+@pytest.mark.matrix
 def test_answers_of_another_protocol_are_not_added_to(folder: Path) -> None:
     killed_at(folder, "other", 8, 0.0)
     _, printed = evaluate(folder, "other", "media.fps=1.0", "rollout.max_new_tokens=5", code=2)
@@ -139,6 +141,7 @@ def test_ranks_share_the_questions(folder: Path, whole: Path, ranks: int) -> Non
     assert figures(out) == figures(whole)
 
 
+@pytest.mark.matrix
 def test_questions_on_one_video_are_dealt_together(folder: Path) -> None:
     """Three on each video, scattered over the file: two ranks, and one that goes on where a kill was, answer as one."""
     records = read_lines(folder / "clips" / "eval_seen.jsonl")[:24]
@@ -159,6 +162,7 @@ def test_questions_on_one_video_are_dealt_together(folder: Path) -> None:
     assert (out / "answers_seen.jsonl").read_bytes() == expected
 
 
+@pytest.mark.matrix
 def test_one_process_goes_on_where_two_were_killed(folder: Path, whole: Path) -> None:
     from tests.support.processes import start_ranks
 
@@ -176,6 +180,7 @@ def test_one_process_goes_on_where_two_were_killed(folder: Path, whole: Path) ->
     assert (out / "answers_seen.jsonl").read_bytes() == (whole / "answers_seen.jsonl").read_bytes()
 
 
+@pytest.mark.matrix
 def test_a_broken_video_costs_its_own_question(folder: Path, whole: Path) -> None:
     out, _ = evaluate(folder, "broken", f"data.eval.seen={folder}/clips/one_broken.jsonl")
     rows, others = read_lines(out / "answers_seen.jsonl"), read_lines(whole / "answers_seen.jsonl")
@@ -185,6 +190,7 @@ def test_a_broken_video_costs_its_own_question(folder: Path, whole: Path) -> Non
     assert [line["sample_id"] for line in read_lines(out / "bad_samples.jsonl")] == [rows[37]["sample_id"]]
 
 
+@pytest.mark.matrix
 def test_a_fault_that_was_put_right_is_asked_again(folder: Path, whole: Path) -> None:
     clips = folder / "mended"
     shutil.copytree(folder / "clips", clips)
@@ -200,6 +206,7 @@ def test_a_fault_that_was_put_right_is_asked_again(folder: Path, whole: Path) ->
     assert [row["outputs"] for row in rows] == [row["outputs"] for row in others]
 
 
+@pytest.mark.matrix
 def test_sets_with_one_file_are_refused(folder: Path) -> None:
     clips = f"{folder}/clips/eval_seen.jsonl"
     _, printed = evaluate(folder, "twins", f"data.eval={{a b: {clips}, a_b: {clips}}}", code=2)

@@ -127,6 +127,7 @@ def test_a_server_with_the_same_weights_gives_the_same_answers(
     assert any(len(row["outputs"][0]["text"]) > 3 for row in answers(out, "plain"))
 
 
+@pytest.mark.matrix
 def test_the_protocols_words_and_sampling_are_what_is_sent(
     folder: Path, served: tuple[Path, list[dict[str, Any]]]
 ) -> None:
@@ -155,6 +156,7 @@ def test_the_protocols_words_and_sampling_are_what_is_sent(
     assert {(body["max_tokens"], body["presence_penalty"]) for body in others} == {(7, 0.0)}
 
 
+@pytest.mark.matrix
 def test_the_record_says_who_answered_and_that_its_weights_are_not_known(
     served: tuple[Path, list[dict[str, Any]]], shared: TinyServer
 ) -> None:
@@ -168,6 +170,7 @@ def test_the_record_says_who_answered_and_that_its_weights_are_not_known(
     assert record["machine"] == {"device": "a server's", "url": shared.url}
 
 
+@pytest.mark.matrix
 def test_a_repetition_says_that_nobody_knows_the_servers_weights(
     served: tuple[Path, list[dict[str, Any]]], server: TinyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +195,7 @@ def test_no_weights_are_loaded(
     assert "answers of 'tiny'" in said and "which weights that server was started with is not known here" in said
 
 
+@pytest.mark.matrix
 def test_several_answers_are_drawn_under_a_seed_each_question_has(folder: Path, server: TinyServer) -> None:
     sampled = ("eval.num_generations=3", "eval.temperature=1.0", "eval.sets=[plain]", "eval.limit=4")
     for run in ("drawn", "drawn-again"):
@@ -228,6 +232,7 @@ def test_a_question_without_a_usable_answer_is_a_fault_and_not_a_zero(folder: Pa
     assert bad["reason"] == "server_answer" and bad["sample_id"] == faults[0]["sample_id"]
 
 
+@pytest.mark.matrix
 def test_a_video_that_the_server_would_read_at_other_times_is_a_fault(
     folder: Path, server: TinyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +242,7 @@ def test_a_video_that_the_server_would_read_at_other_times_is_a_fault(
     assert {row["fault"][0] for row in rows} == {"video_for_server"} and not server.asked
 
 
+@pytest.mark.matrix
 def test_an_evaluation_whose_server_fails_goes_on_where_it_was(
     folder: Path, served: tuple[Path, list[dict[str, Any]]], server: TinyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +263,7 @@ def test_an_evaluation_whose_server_fails_goes_on_where_it_was(
         assert answers(out, name) == answers(served[0], name)
 
 
+@pytest.mark.matrix
 def test_a_killed_evaluation_goes_on_at_a_server_that_has_moved(
     folder: Path, served: tuple[Path, list[dict[str, Any]]], server: TinyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,6 +286,7 @@ def test_a_killed_evaluation_goes_on_at_a_server_that_has_moved(
         assert answers(out, name) == answers(served[0], name)
 
 
+@pytest.mark.matrix
 def test_the_server_is_busy_while_the_next_prompts_are_made(
     folder: Path, served: tuple[Path, list[dict[str, Any]]], server: TinyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 from tests.support.short_run import short_run, train_here
 from vlm_pg.cli import main
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:

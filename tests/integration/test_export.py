@@ -79,6 +79,7 @@ def test_a_merged_adapter_is_the_adapter(base: Path, adapter: Path, tmp_path: Pa
     assert (expected - without).abs().max() > 0.1
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
@@ -108,6 +109,7 @@ def test_an_adapter_that_peft_made_is_exported_as_peft_computes_it(
     torch.testing.assert_close(logits(merged), logits(model.get_base_model()), rtol=1e-5, atol=5e-5)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("where", ["merging", "writing"])
 def test_an_export_that_computes_something_else_is_refused(
     where: str, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -131,6 +133,7 @@ def test_an_export_that_computes_something_else_is_refused(
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".tmp*"))
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_of_all_weights_keeps_them_bit_for_bit(base: Path, tmp_path: Path) -> None:
     assert main(["export", str(base), str(tmp_path / "plain")]) == 0
     before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "plain"))

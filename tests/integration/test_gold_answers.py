@@ -21,6 +21,8 @@ from vlm_pg.data.records import parse_record
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import Sample
 
+pytestmark = pytest.mark.matrix
+
 Case = tuple[Sample, str]
 Styles = dict[str, Callable[[str], str]]
 

@@ -58,6 +58,7 @@ def test_a_run_and_what_it_measured(tmp_path: Path) -> None:
     assert again.returncode == 0 and "step-small: was done before" in again.stdout
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_check_that_is_stopped_ends_its_stage_and_writes_its_page(tmp_path: Path, number: signal.Signals) -> None:
     command = [*SCRIPT, "--out", str(tmp_path / "out"), "--only", "environment"]

@@ -20,6 +20,8 @@ from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.settings import CheckerSettings, LanguageSettings, RepetitionSettings
 from vlm_pg.types import ANSWER_KINDS, AnswerKind, RewardBreakdown
 
+pytestmark = pytest.mark.matrix
+
 NUM_ANSWERS, MATRIX_ANSWERS = 400, 1000
 LENGTHS = (3, 8, 40, 400, 3000)
 GOLD: dict[AnswerKind, str] = {

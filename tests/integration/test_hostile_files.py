@@ -28,6 +28,8 @@ from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef
 
+pytestmark = pytest.mark.matrix
+
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 CPU_SECONDS = 30.0
 MEMORY_BYTES = 2 << 30

@@ -17,6 +17,8 @@ from tests.support.data_sets import png, records, saved_of_paths
 from tests.support.mutations import damaged_payload, mutation
 from tests.support.processes import ROOT
 
+pytestmark = pytest.mark.matrix
+
 ROWS = 120
 # Reads the folder again and again, each time with another file in it; the answers are one line each.
 READER = """

@@ -16,6 +16,8 @@ from vlm_pg.answers.grading import PREPARE
 from vlm_pg.answers.pool import Call, CheckerPool
 from vlm_pg.rewards.settings import CheckerSettings
 
+pytestmark = pytest.mark.matrix
+
 WATCH = Call(f"{hostile.__name__}:watch")
 DEADLINE_SECONDS = 20.0
 

@@ -15,6 +15,8 @@ from tests.support.processes import ROOT
 from tests.support.runs import read_lines, run_cli, write_config
 from tests.support.watch import Doorbell, OpenedFiles
 
+pytestmark = pytest.mark.matrix
+
 FIELDS = ("problem_id", "problem", "data_type", "path", "subtitles")
 MAP = {
     "name": "rows",

@@ -23,6 +23,8 @@ from tests.support.record_columns import columns
 from tests.support.record_files import cut_footers, damaged, healthy, nested_values, odd_entries, structured
 from tests.support.watch import OpenedFiles, memory_bytes
 
+pytestmark = pytest.mark.matrix
+
 ROOT = Path(__file__).parents[2]
 CPU_SECONDS = 30.0
 # nobody waits longer for one file, however busy the machine is: it hangs

@@ -31,6 +31,8 @@ from vlm_pg.media.remote import download
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef
 
+pytestmark = pytest.mark.matrix
+
 
 def without_secrets(text: str) -> str:
     """Without user name and password, query and fragment; what has no "://" is the path of a file, and shown."""

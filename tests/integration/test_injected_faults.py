@@ -22,6 +22,8 @@ from tests.support.runs import ROOT, read_lines, save_tiny_model, write_config
 from tests.support.watch import descriptors, memory_bytes
 from vlm_pg.cache.eviction import places
 
+pytestmark = pytest.mark.matrix
+
 MARK = "VLM_PG_TEST_OF_FAULTS"
 REASONS = {
     "hang": ("decode_timeout", "took longer than 8 s"),

@@ -15,6 +15,8 @@ from tests.support.runs import read_lines, run_cli, save_tiny_model
 from tests.support.small_run import small_run
 from vlm_pg.cache.eviction import places
 
+pytestmark = pytest.mark.matrix
+
 WEIGHTS = "checkpoints/step-000002/model.safetensors"
 # What a run took, which is not what it computed.
 OF_TIME = ("time", "seconds", "step_seconds", "tokens_per_second", "generation/tokens_per_second", "core_wait_share")

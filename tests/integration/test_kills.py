@@ -21,6 +21,8 @@ from tests.support.processes import ModuleProcess
 from tests.support.runs import read_lines
 from tests.support.small_run import STEPS, small_run
 
+pytestmark = pytest.mark.matrix
+
 KILLS = 300
 # How often a resumed run is killed again.
 AGAIN = 2 / 3

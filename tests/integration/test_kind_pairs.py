@@ -20,6 +20,8 @@ from tests.support.groups import tiny_policy
 from tests.support.processes import launch_ranks
 from vlm_pg.training.engines import TorchEngine
 
+pytestmark = pytest.mark.matrix
+
 KINDS = ("text", "image", "video", "image+video")
 PAIRS = list(itertools.product(KINDS, repeat=2))
 # Text on either rank beside media, and media of two kinds.

@@ -21,6 +21,8 @@ from tests.support.layouts import distance
 from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, read_lines, run_cli, write_config
 
+pytestmark = pytest.mark.matrix
+
 pytest.importorskip("peft")
 
 BASE = ROOT / "assets/tiny-qwen2_5-vl"

@@ -84,6 +84,7 @@ def test_resumed_equals_uninterrupted(folder: Path, whole: tuple[Path, str]) -> 
         assert [line[key] for line in ours] == [line[key] for line in theirs[1:]]
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_loads_with_peft(folder: Path, whole: tuple[Path, str]) -> None:
     from transformers import AutoModelForImageTextToText
 
@@ -95,12 +96,14 @@ def test_a_checkpoint_loads_with_peft(folder: Path, whole: tuple[Path, str]) -> 
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
 
 
+@pytest.mark.matrix
 def test_a_rate_of_full_fine_tuning_is_warned_about(tmp_path: Path) -> None:
     config = short_run(tmp_path, model={"lora": {}}, training={"steps": 1, "learning_rate": 1e-6})
     ended = train_here(config)
     assert ended.code == 0 and "its peak learning rate is 1e-06, a rate of full fine-tuning" in ended.printed
 
 
+@pytest.mark.matrix
 def test_other_adapter_settings_are_refused_on_resume(folder: Path, whole: tuple[Path, str]) -> None:
     command = [f"run.dir={folder / 'other'}", f"run.resume={whole[0] / 'checkpoints/step-000001'}", "model.lora.rank=8"]
     done = run_cli("train", str(folder / "run.yaml"), *command)
@@ -108,6 +111,7 @@ def test_other_adapter_settings_are_refused_on_resume(folder: Path, whole: tuple
     assert "cannot be continued with model.lora=" in done.stdout + done.stderr
 
 
+@pytest.mark.matrix
 def test_an_adapter_without_settings_would_not_train(folder: Path, whole: tuple[Path, str]) -> None:
     command = [f"run.dir={folder / 'other'}", f"model.path={whole[0] / 'checkpoints/step-000001'}", "model.lora=null"]
     done = run_cli("train", str(folder / "run.yaml"), *command)

@@ -56,6 +56,7 @@ def steps_done(run: Path) -> int:
     return len(read_lines(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("died", [1, pytest.param(0, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.matrix] * (way != "torchrun")) for way in WAYS])
 def test_a_node_that_dies_ends_the_other_and_the_run_goes_on(
@@ -95,6 +96,7 @@ def test_nodes_train_together(way: str, config: Path, tmp_path: Path) -> None:
         nodes.end()
 
 
+@pytest.mark.matrix
 def test_a_node_that_is_asked_to_stop_stops_both(config: Path, tmp_path: Path) -> None:
     """Torchrun hands SIGUSR1 on, and does not die of it."""
     root, run = make_checkout(tmp_path), tmp_path / "run"

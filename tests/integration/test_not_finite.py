@@ -12,6 +12,8 @@ from tests.support.processes import launch_ranks
 from tests.support.runs import save_tiny_model
 from tests.support.short_run import short_run, train_here
 
+pytestmark = pytest.mark.matrix
+
 SOME = ("torch-2", "zero2-offload-2", "zero3-2")
 ALL = (*SOME, "zero1-2", "zero2-2", "zero3-offload-2")
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.processes import launch_ranks
 
+pytestmark = pytest.mark.matrix
+
 pytest.importorskip("deepspeed")
 
 

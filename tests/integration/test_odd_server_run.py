@@ -17,6 +17,8 @@ from tests.support.short_run import STEPS, short_run, train_here
 from vlm_pg.rollout.server import client, generator
 from vlm_pg.training.checkpoints import find_checkpoints
 
+pytestmark = pytest.mark.matrix
+
 KEY = "sk-0123456789abcdefghij"
 
 

@@ -74,6 +74,7 @@ def test_a_run_says_which_parts_train_and_goes_on_bit_for_bit(config: Path, tmp_
     assert moved == {"merger", "language"}
 
 
+@pytest.mark.matrix
 def test_other_parts_than_a_checkpoints_are_refused(config: Path, tmp_path: Path) -> None:
     assert train_here(config, f"run.dir={tmp_path}/run", "training.steps=1").code == 0
     other = train_here(
@@ -82,6 +83,7 @@ def test_other_parts_than_a_checkpoints_are_refused(config: Path, tmp_path: Path
     assert other.code != 0 and "model.train=[merger] (it has [merger, language])" in other.printed
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("train", ["[merger]", "[tower]", "[tower, language]"])
 def test_verify_compares_what_trains(config: Path, train: str, capsys: pytest.CaptureFixture[str]) -> None:
     short = ("--response-tokens", "8", "media.workers=0", "rollout.num_generations=2")

@@ -20,6 +20,8 @@ from vlm_pg.plan.report import verdict, verdict_lines
 from vlm_pg.plan.setup import Setup, setup_of
 from vlm_pg.plan.shape import ModelShape
 
+pytestmark = pytest.mark.matrix
+
 pytest.importorskip("peft")
 WITHIN = 0.15
 TEXT: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}

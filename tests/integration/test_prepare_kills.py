@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.processes import ModuleProcess
 
+pytestmark = pytest.mark.matrix
+
 ROWS, WORKERS = 4_000, 2
 # Of 256 rows each, of both files.
 PARTS = 17

@@ -15,6 +15,8 @@ import pytest
 from tests.support.prepared_media import command, write_set
 from tests.support.processes import ModuleProcess
 
+pytestmark = pytest.mark.matrix
+
 CLIPS = 48
 MEDIA = CLIPS + CLIPS // 8
 

@@ -16,6 +16,8 @@ import pytest
 from tests.support.prepared_media import command, write_set
 from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
 
+pytestmark = pytest.mark.matrix
+
 
 def private_mib(pid: int) -> float:
     """Resident memory that is a process's own, 0 of one that has ended: how much of libraries is resident is chance."""

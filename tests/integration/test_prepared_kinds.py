@@ -17,6 +17,8 @@ from tests.unit.data_pipelines.test_published_forms import TABLES
 from vlm_pg.commands import run_pipeline
 from vlm_pg.types import ANSWER_KINDS, Sample
 
+pytestmark = pytest.mark.matrix
+
 # Kinds that a data set which is not published here may have, by a map of its fields.
 MAP = {
     "name": "own",

@@ -43,6 +43,7 @@ def test_streamed_records_train_as_records_in_memory(folder: Path) -> None:
     assert all(weights[key].equal(value) for key, value in expected.items())
 
 
+@pytest.mark.matrix
 def test_sources_are_asked_by_weight_and_go_on_after_a_resume(folder: Path) -> None:
     options = [*prepared(folder), "data.mixture={often: 2, rare: 1}", "observe.rollouts_per_step=6"]
     whole = train(folder, "whole", *options, "training.steps=8")

@@ -55,6 +55,7 @@ def adapter(run: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint(run) / "adapter_model.safetensors")
 
 
+@pytest.mark.matrix
 def test_a_run_says_what_is_in_4_bits_and_saves_the_adapter_alone(whole: tuple[Path, str]) -> None:
     run, printed = whole
     assert "language trained (LoRA adapter of rank 4, " in printed and " of 178,752 weights in nf4, peak" in printed
@@ -76,6 +77,7 @@ def test_resumed_equals_uninterrupted(config: Path, whole: tuple[Path, str], tmp
     assert other.code != 0 and "cannot be continued with model.lora=" in other.printed
 
 
+@pytest.mark.matrix
 def test_export_merges_into_the_weights_as_they_were_read(
     whole: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,6 +94,7 @@ def test_export_merges_into_the_weights_as_they_were_read(
     assert 0 < (exported[name] - base[name]).float().norm() < 0.03 * base[name].float().norm()
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_is_evaluated_as_it_was_trained(whole: tuple[Path, str], config: Path) -> None:
     settings = ModelSettings(path=str(BASE), lora=LoraSettings(rank=4, alpha=8, quantize="nf4"))
     policy = load_policy(checkpoint(whole[0]), device="cpu", settings=settings)
@@ -104,6 +107,7 @@ def test_a_checkpoint_is_evaluated_as_it_was_trained(whole: tuple[Path, str], co
     assert main(["eval", str(checkpoint(whole[0])), f"data.eval.seen={records}", *short]) == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "engines",
     [

@@ -73,6 +73,7 @@ def test_bad_records_are_recorded_and_the_run_goes_on(tmp_path: Path, media_dir:
     assert f"records.json:{line}: sample 105 is left out (empty_question)" in done.stdout
 
 
+@pytest.mark.matrix
 def test_too_large_a_share_of_bad_records_stops_the_run(tmp_path: Path, media_dir: Path) -> None:
     model = save_tiny_model(tmp_path / "model")
     sections = settings(tmp_path, model, media_dir / "questions_bad.json", media_dir)
@@ -91,6 +92,7 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, media_dir: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.matrix
 def test_a_run_in_which_nothing_could_be_trained_is_no_success(tmp_path: Path, media_dir: Path) -> None:
     sections = settings(tmp_path, save_tiny_model(tmp_path / "model"), media_dir / "questions_bad.json", media_dir)
     done = run_cli("train", str(write_config(tmp_path / "run.yaml", sections)))

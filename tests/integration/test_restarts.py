@@ -13,6 +13,8 @@ import pytest
 from tests.support.processes import ONE_THREAD_NO_GPU, ROOT, launch_ranks
 from vlm_pg.distributed.processes import COLLECTIVE_TIMEOUT
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.mark.parametrize("engine", ["torch", pytest.param("deepspeed", marks=pytest.mark.matrix)])
 def test_nothing_is_left_of_the_ranks_before(engine: str, tmp_path: Path) -> None:

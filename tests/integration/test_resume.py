@@ -109,6 +109,7 @@ def test_killed_and_resumed_equals_uninterrupted(moment: str, step: int, folder:
     assert not list((folder / run / "checkpoints").glob(".tmp-*"))
 
 
+@pytest.mark.matrix
 def test_killed_from_outside_at_any_time(folder: Path, uninterrupted: Path) -> None:
     process = start(folder, "outside", "vlm_pg.cli", "train", workers=1)
     metrics = folder / "outside" / "metrics.jsonl"
@@ -138,6 +139,7 @@ def test_asked_to_stop_it_saves_and_goes_on(folder: Path, uninterrupted: Path) -
     assert_same_outcome(folder / "stopped", uninterrupted)
 
 
+@pytest.mark.matrix
 def test_the_eval_command_repeats_the_runs_own_figures(uninterrupted: Path) -> None:
     """Same prompts, engine and rewards: the newest checkpoint scores as it did at the end of training."""
     done = run_cli("eval", str(uninterrupted))

@@ -46,6 +46,7 @@ def test_a_folder_in_use_is_refused_untouched(config: Path, tmp_path: Path, resu
     assert not (run / "run.lock").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("resume", ["auto", "never"])
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_run_that_began_while_this_one_loaded_its_model_is_left_alone(
@@ -106,12 +107,14 @@ def small_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_that_does_not_fit_is_a_clear_error(config: Path, tmp_path: Path, small_files: None) -> None:
     ended = train_here(config, f"run.dir={tmp_path / 'run'}", "observe.rollouts_per_step=0")
     assert ended.code == 2 and "The checkpoint of step 1 could not be written to" in ended.printed
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.matrix
 def test_metrics_that_do_not_fit_leave_a_checkpoint(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +147,7 @@ def test_whatever_ends_sampling_keeps_the_steps_before(
     assert steps_saved(tmp_path / "run") == [2]
 
 
+@pytest.mark.matrix
 def test_an_update_that_fails_is_not_saved(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights belong to no step."""
     run_updates = trainer.run_updates
@@ -158,6 +162,7 @@ def test_an_update_that_fails_is_not_saved(config: Path, tmp_path: Path, monkeyp
     assert steps_saved(tmp_path / "run") == []
 
 
+@pytest.mark.matrix
 def test_data_changed_under_its_path_is_mentioned(tmp_path: Path) -> None:
     config = short_run(tmp_path)
     assert train_here(config, "training.steps=1").code == 0
@@ -168,6 +173,7 @@ def test_data_changed_under_its_path_is_mentioned(tmp_path: Path) -> None:
     assert ended.code == 0 and f"data.train={records} has another content than when" in ended.printed
 
 
+@pytest.mark.matrix
 def test_beginning_again_keeps_what_was_logged(config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert train_here(config, f"run.dir={run}", RARELY).code == 0

@@ -14,6 +14,8 @@ from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.models.loading import load_policy
 
+pytestmark = pytest.mark.matrix
+
 MIB = 2**20
 LARGE = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}
 

@@ -17,6 +17,8 @@ from vlm_pg.models.loading import load_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.settings import LoraSettings
 
+pytestmark = pytest.mark.matrix
+
 # Several files for each of the tiny models, and tensors that are larger than a file should be.
 SHARD_BYTES = 60_000
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen2", "qwen3_moe")

@@ -129,6 +129,7 @@ def test_sequence_ranks_under_zero_3_go_on_from_one_process(tmp_path: Path) -> N
     assert not far
 
 
+@pytest.mark.matrix
 def test_ranks_that_gather_weights_in_turns_make_equally_many_calls(tmp_path: Path) -> None:
     """Tiles and pieces while one rank has nothing to ask, or fewer frames of a video than the other."""
     prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "8", "--eval", "4"])
@@ -168,6 +169,7 @@ SHARED = ["training.sequence_parallel=2"]
 DEALT_DEFAULT = ("chunks, frozen tower", "several updates", "kl")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "ranks, more, names",
     [

@@ -204,6 +204,7 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
         assert KEY not in (folder / name).read_text()
 
 
+@pytest.mark.matrix
 def test_an_evaluation_of_a_server_that_loads_the_checkpoint_is_that_of_this_process(
     config: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +230,7 @@ def test_an_evaluation_of_a_server_that_loads_the_checkpoint_is_that_of_this_pro
     assert known["kind"] == "transformers" and known["model"].endswith("assets/tiny-qwen2_5-vl")
 
 
+@pytest.mark.matrix
 def test_a_run_that_waits_for_its_server_can_be_stopped(config: Path) -> None:
     away = ("rollout.server.url=http://127.0.0.1:9/v1", "rollout.server.wait_seconds=1000")
     with running(config, *away, "observe.report=false") as run:

@@ -9,6 +9,8 @@ import pytest
 from tests.support.published import aime2024, amc2023
 from tests.support.scored_sets import Prepared, Row, check_table, prepare, prompts
 
+pytestmark = pytest.mark.matrix
+
 # Gold answers 204, 25 ("025") and 0 ("000"), four outputs each. CPPO's rule (published) reads boxes, and
 # LaTeX behind "final answer is" and the like.
 AIME = [

@@ -11,6 +11,8 @@ from tests.support.published.charades_sta import SHARD, halves, lengths
 from tests.support.scored_sets import Prepared, Row, check_table, prepare, prompts
 from tests.support.tiny_media import mp4
 
+pytestmark = pytest.mark.matrix
+
 LINES = """\
 0A8CF 1.5 12.0##a person cooks.
 3MSZA 24.3 30.4##person turn a light on.

@@ -11,6 +11,8 @@ from tests.support.published.case import Published
 from tests.support.scored_sets import Prepared, Row, check_table, prepare, prompts, score
 from vlm_pg.cli import main
 
+pytestmark = pytest.mark.matrix
+
 GOLDS = ("1,250", "27", "18", "6", "-10", "0.5", "8", "9")
 TEST = [
     {"question": f"How many of kind {number}?", "answer": f"Count <<1+1=2>>2.\n#### {gold}"}

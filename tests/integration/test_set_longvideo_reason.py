@@ -9,6 +9,8 @@ import pytest
 from tests.support.scored_sets import PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
+pytestmark = pytest.mark.matrix
+
 OPTIONS = "A. to play\nB. to build\nC. to cook\nD. to rest"
 
 

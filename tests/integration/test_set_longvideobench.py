@@ -10,6 +10,8 @@ import pytest
 from tests.support.scored_sets import SILENT, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
+pytestmark = pytest.mark.matrix
+
 FIRST, SECOND, THIRD = "9PD3ciudpIE", "@someone-7240000000000000001", "mH9LdC7IFH8"
 FOUR = ["a cat", "a dog", "a hen", "a cow"]
 

@@ -11,6 +11,8 @@ from tests.support.published.case import Published, media
 from tests.support.published.mathvista import TASK, asked
 from tests.support.scored_sets import Prepared, Row, check_table, prepare, prompts
 
+pytestmark = pytest.mark.matrix
+
 
 def about(*skills: str, **changes: Any) -> dict[str, Any]:
     return {"metadata": TASK | {"skills": list(skills)} | changes}

@@ -9,6 +9,8 @@ import pytest
 from tests.support.scored_sets import SILENT, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
+pytestmark = pytest.mark.matrix
+
 HUB = "https://huggingface.co/datasets/yale-nlp/MMVU/resolve/main/videos"
 NONE = dict.fromkeys("ABCDE", "")
 FIVE = {"A": "10.0", "B": "5.0", "C": "12.0", "D": "15.0", "E": "20.0"}

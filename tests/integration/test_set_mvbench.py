@@ -9,6 +9,8 @@ import pytest
 from tests.support.scored_sets import OUT, SILENT, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
+pytestmark = pytest.mark.matrix
+
 TEXTS = ["Sat down.", "Took the cup.", "Left."]
 
 

@@ -13,6 +13,8 @@ from tests.support.published.case import Published, media
 from tests.support.scored_sets import Prepared, Row, Says, check_table, prepare, prompts, score
 from vlm_pg.cli import main
 
+pytestmark = pytest.mark.matrix
+
 # The gold answer is a place from 0. Three have equal options; in the last of these the gold text is one of them.
 VAL = """\
 video,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4

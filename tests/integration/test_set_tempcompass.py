@@ -9,6 +9,8 @@ import pytest
 from tests.support.scored_sets import WORTHLESS, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
+pytestmark = pytest.mark.matrix
+
 ONE, BACK = "1034419625", "1034419625_reverse"
 CHOICE = "What is the man doing in the video?\nA. dunking a basketball\nB. passing a basketball\nC. resting"
 OPTION = "Which description is a more suitable match for the video?\nOption 1: He passes.\nOption 2: He dunks."

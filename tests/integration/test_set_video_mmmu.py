@@ -10,6 +10,8 @@ from tests.support.published.case import picture
 from tests.support.scored_sets import OUT, PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
+pytestmark = pytest.mark.matrix
+
 MATH, MEDICINE, ART = "validation_Math_15", "validation_Basic_Medical_Science_10", "new_Art_Theory_3"
 DEV = [f"dev_Math_{number}" for number in range(1, 4)]
 FOUR, ELEVEN = ["slope", "area", "mean", "sum"], [f"step {number}" for number in range(1, 12)]

@@ -14,6 +14,8 @@ import pytest
 from tests.support.scored_sets import PreparedSet, Scores, check_scores
 from tests.support.tiny_media import mp4
 
+pytestmark = pytest.mark.matrix
+
 ROOM, FLAT = {"dataset": "arkitscenes", "scene_name": "41069025"}, {"dataset": "scannet", "scene_name": "scene0011_00"}
 COUNT, DISTANCE = "object_counting", "object_abs_distance"
 SIZE, AREA = "object_size_estimation", "room_size_estimation"

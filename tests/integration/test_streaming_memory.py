@@ -15,6 +15,8 @@ from tests.support.processes import ModuleProcess
 from tests.support.small_run import small_run
 from vlm_pg.types import Sample
 
+pytestmark = pytest.mark.matrix
+
 
 def questions(count: int) -> Iterator[Sample]:
     for number in range(count):

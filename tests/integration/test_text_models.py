@@ -77,6 +77,7 @@ def test_the_published_run_on_two_processes(home: Path, tmp_path: Path) -> None:
         assert line["grad_norm"] > 0 and "kl" in line and line["sharing_ratio"] > 2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rate", [0.0, 0.875])
 def test_with_and_without_pruning_and_resumed(rate: float, home: Path, tmp_path: Path) -> None:
     more = (f"algorithm.prune_rate={rate}", "run.resume=auto")

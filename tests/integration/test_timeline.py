@@ -15,6 +15,8 @@ from tests.support.processes import ModuleProcess, launch_ranks
 from tests.support.short_run import short_run, train_here
 from vlm_pg.observe.report import write_report
 
+pytestmark = pytest.mark.matrix
+
 # However late rank 0 is: of as many responses rank 1's are checked a moment later.
 SLOW_ON_RANK_1 = """import os, time
 from pathlib import Path

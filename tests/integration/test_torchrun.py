@@ -18,6 +18,8 @@ from torch.distributed.launcher import api
 from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
 from vlm_pg.distributed import torchrun
 
+pytestmark = pytest.mark.matrix
+
 QUICK = "from vlm_pg.distributed import torchrun; torchrun.EXIT_BARRIER_SECONDS = 0.1; torchrun.main()"
 # The first node's rank is done at once, the other one's when the test is.
 RANK = ["bash", "-c", "[ $GROUP_RANK = 0 ] || exec sleep 600"]

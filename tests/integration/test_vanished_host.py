@@ -17,6 +17,8 @@ from tests.support.processes import ONE_THREAD_NO_GPU, ROOT
 from tests.support.small_run import small_run
 from vlm_pg.errors import EXIT_RANK_LOST
 
+pytestmark = pytest.mark.matrix
+
 HOSTS = (f"vpg{os.getpid()}a", f"vpg{os.getpid()}b")
 ADDRESSES = ("10.211.7.1", "10.211.7.2")
 

@@ -17,6 +17,8 @@ from tests.integration.test_deepspeed import deepspeed_config
 from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, write_config
 
+pytestmark = pytest.mark.matrix
+
 ALL = [
     *("model.gradient_checkpointing=true", "model.offload_layer_inputs=true", "model.offload_prefix_states=true"),
     *("model.mlp_tile_rows=16", "model.vision_piece_tokens=4"),

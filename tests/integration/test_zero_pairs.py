@@ -17,6 +17,8 @@ from tests.integration.test_deepspeed import deepspeed_config
 from tests.support.processes import launch_ranks
 from tests.support.runs import ROOT, write_config
 
+pytestmark = pytest.mark.matrix
+
 FEATURES = {
     "entropy": ["algorithm.entropy_coef=0.1"],
     "kl_in_loss": ["algorithm.kl_coef=0.1"],

@@ -40,11 +40,13 @@ def test_zero_trains_what_one_process_trains(ranks: int, tmp_path: Path) -> None
     _check([case for case in pairwise_cases() if case.ranks == ranks], ranks, tmp_path)
 
 
+@pytest.mark.matrix
 def test_in_bf16_every_weight_takes_the_gradient_that_was_computed(tmp_path: Path) -> None:
     """The guard that every run has (``training.checked_updates``) watches all updates; resuming is bit for bit."""
     _check(bf16_cases(), 2, tmp_path)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "places", [pytest.param((9, 52), id="some"), pytest.param(None, marks=pytest.mark.matrix, id="all")]
 )
@@ -145,6 +147,7 @@ def _one_process(case: ZeroCase) -> tuple[dict[str, torch.Tensor], dict[str, tor
     return before, {name: p.detach().clone() for name, p in policy.model.named_parameters()}, metrics
 
 
+@pytest.mark.matrix
 def test_small_rates_are_not_lost_in_bf16(tmp_path: Path) -> None:
     """Updates of 1e-6 lie below bf16's steps: every engine adds them up in fp32 masters, its moments are fp32."""
     lines = launch_ranks("tests.integration.small_rates", str(tmp_path)).splitlines()
