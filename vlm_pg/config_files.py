@@ -217,9 +217,7 @@ def _merge(
 
 
 # Frequent wrong keys with another spelling here.
-_INSTEAD = {
-    "observe.tensorboard": "Write observe.trackers=[tensorboard] for true, observe.trackers=[] for false.",
-}
+_INSTEAD = {"observe.tensorboard": "Write observe.trackers=[tensorboard] for true, observe.trackers=[] for false."}
 
 
 def describe(

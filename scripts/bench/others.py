@@ -34,7 +34,7 @@ CONTESTANTS = step.CONTESTANTS | {
         shared_work,
         "scripts.bench.others:prefix_grouper_kind",
         "prefix_grouper",
-    ),
+    )
 }
 
 

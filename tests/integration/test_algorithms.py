@@ -17,13 +17,7 @@ from vlm_pg.config import load_config
 from vlm_pg.training.main import train
 
 STEPS = 2
-QUIET = [
-    "observe.trackers=[]",
-    "observe.report=false",
-    "media.workers=0",
-    "eval.before=false",
-    "eval.after=false",
-]
+QUIET = ["observe.trackers=[]", "observe.report=false", "media.workers=0", "eval.before=false", "eval.after=false"]
 
 
 @pytest.fixture(scope="module")

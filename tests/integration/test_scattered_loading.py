@@ -56,9 +56,7 @@ def test_no_rank_holds_the_whole_model(layers: int, ranks: int, tmp_path: Path) 
     # The first one is for all that is imported and kept when a model is read for the first time.
     models = [str(save_tiny_model(tmp_path / "tiny")), str(tmp_path / "model")]
     launch_ranks(
-        *("tests.integration.scattered_loading", str(tmp_path), "fp32", *models),
-        ranks=ranks,
-        timeout_seconds=300,
+        *("tests.integration.scattered_loading", str(tmp_path), "fp32", *models), ranks=ranks, timeout_seconds=300
     )
     for rank in range(ranks):
         said = json.loads((tmp_path / f"1.{rank}.json").read_text())

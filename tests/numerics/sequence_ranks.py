@@ -17,12 +17,7 @@ from tests.numerics.test_prefix_run import SHAPES, gradients, weight
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
 from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, end_rank, max_over_ranks
-from vlm_pg.models.micro_batches import (
-    Streams,
-    backward_in_chunks,
-    pack_micro_batch,
-    run_micro_batch,
-)
+from vlm_pg.models.micro_batches import Streams, backward_in_chunks, pack_micro_batch, run_micro_batch
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import ResponseGroup

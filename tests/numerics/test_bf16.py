@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.groups import (
-    make_case,
-    plain_model,
-    random_group,
-    repeated_logprobs,
-    tiny_policy,
-    weighted_sum,
-)
+from tests.support.groups import make_case, plain_model, random_group, repeated_logprobs, tiny_policy, weighted_sum
 from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.registry import FAMILIES
 

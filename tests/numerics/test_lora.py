@@ -20,12 +20,7 @@ from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
 
 peft = pytest.importorskip("peft")
 
-from vlm_pg.models.lora import (  # noqa: E402
-    adapter_disabled,
-    adapter_parameters,
-    add_lora,
-    load_adapter,
-)
+from vlm_pg.models.lora import adapter_disabled, adapter_parameters, add_lora, load_adapter  # noqa: E402
 
 LORA = LoraSettings(rank=4, alpha=8.0)
 LENGTHS = ([5, 1, 7], [3, 4])

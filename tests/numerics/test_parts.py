@@ -35,10 +35,7 @@ from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import ResponseGroup
 
-SUBSETS: list[tuple[Part, ...]] = [
-    *((part,) for part in PARTS),
-    *itertools.combinations(PARTS, 2),
-]
+SUBSETS: list[tuple[Part, ...]] = [*((part,) for part in PARTS), *itertools.combinations(PARTS, 2)]
 SHAPES = [("video", [5, 1, 9]), ("text", [3, 8]), ("image", [4, 1]), ("images", [6, 2])]
 RATES: dict[Part, float] = {"tower": 2e-4, "merger": 5e-3}
 

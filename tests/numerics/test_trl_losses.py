@@ -40,12 +40,7 @@ from vlm_pg.models.settings import PARTS, ModelSettings  # noqa: E402
 from vlm_pg.training.engines import TorchEngine  # noqa: E402
 from vlm_pg.training.groups import advantage_groups, without_truncated  # noqa: E402
 from vlm_pg.training.settings import TrainingSettings  # noqa: E402
-from vlm_pg.training.updates import (  # noqa: E402
-    Update,
-    UpdateSettings,
-    run_updates,
-    update_policy,
-)
+from vlm_pg.training.updates import Update, UpdateSettings, run_updates, update_policy  # noqa: E402
 from vlm_pg.types import RewardBreakdown, Rollout, RolloutGroup, Sample  # noqa: E402
 
 # TRL's optimizer. Its epsilon keeps Adam from turning a gradient that is rounding noise into a whole learning rate.

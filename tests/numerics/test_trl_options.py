@@ -27,16 +27,7 @@ from tests.support.processor import HAS_AVX512  # noqa: E402
 from tests.support.runs import ROOT, save_tiny_model  # noqa: E402
 from tests.support.tiny import tiny_model  # noqa: E402
 from tests.support.trl import OPTIONS, Recorded  # noqa: E402
-from tests.support.trl_cases import (  # noqa: E402
-    BASE,
-    CASES,
-    NO_EFFECT,
-    REFUSED,
-    SAID_TO_VLLM,
-    FakeVLLM,
-    compare,
-    with_fake_vllm,
-)
+from tests.support.trl_cases import BASE, CASES, NO_EFFECT, REFUSED, SAID_TO_VLLM, FakeVLLM, compare, with_fake_vllm  # noqa: E402
 from vlm_pg.errors import ConfigError, ModelError  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer, check_trainer  # noqa: E402
 

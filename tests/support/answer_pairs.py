@@ -123,11 +123,7 @@ def _formula(rng: random.Random, number: int) -> tuple[str, tuple[str, ...], tup
         ),
         (f"{a}\\pi", (f"{a} \\pi",), (f"{a + 1}\\pi", f"-{a}\\pi", f"{a}", f"\\frac{{{a}}}{{\\pi}}")),
         (f"{a}^{{{b}}}", (f"{a} ^ {{ {b} }}",), (f"{b}^{{{a}}}", f"{a}^{{-{b}}}", f"{a}{b}")),
-        (
-            f"({a}, {b})",
-            (f"\\left({a}, {b}\\right)", f"({a},{b})"),
-            (f"({b}, {a})", f"(-{a}, {b})", f"({a}, {b + 1})"),
-        ),
+        (f"({a}, {b})", (f"\\left({a}, {b}\\right)", f"({a},{b})"), (f"({b}, {a})", f"(-{a}, {b})", f"({a}, {b + 1})")),
         (f"{a}^\\circ", (f"{a}^{{\\circ}}",), (f"{a + 1}^\\circ", f"-{a}^\\circ")),
         (
             f"{a}\\text{{ {unit}}}",

@@ -23,12 +23,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ONE_THREAD_NO_GPU = {
-    "OMP_NUM_THREADS": "1",
-    "CUDA_VISIBLE_DEVICES": "",
-    "DS_ACCELERATOR": "cpu",
-    "HF_HUB_OFFLINE": "1",
-}
+ONE_THREAD_NO_GPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
 
 
 class ModuleProcess:

@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from vlm_pg.answers.clauses import affirmed, boxed_statement, clauses, explicit_statement, phrases
-from vlm_pg.answers.plain_text import (
-    DECORATION,
-    NO_GAPS,
-    WORD_LETTER,
-    plain_formula,
-    without_layout,
-    without_marks,
-)
+from vlm_pg.answers.plain_text import DECORATION, NO_GAPS, WORD_LETTER, plain_formula, without_layout, without_marks
 from vlm_pg.answers.units import Unit, parse_unit
 from vlm_pg.answers.verdict import GraderSettings, Verdict, shorten
 from vlm_pg.types import Sample
@@ -74,7 +67,7 @@ _BOUND_BEFORE = re.compile(
 _BOUND_AFTER = re.compile(
     r"\s{0,3}(?:\+(?!\w)|or\s{1,3}(?:more|less|fewer|above|below)\b|and\s{1,3}(?:above|below|up)\b|squared\b|cubed\b|factorial\b|"
     r"[\u4e00-\u9fff]{0,3}(?:以上|以下)|多(?!少)|[KMB](?![^\W_])|"
-    r"(?:[*×·]|times|cdot)?\s{0,3}(?:pi(?![A-Za-z])|π|sqrt|√|frac))",
+    r"(?:[*×·]|times|cdot)?\s{0,3}(?:pi(?![A-Za-z])|π|sqrt|√|frac))"
 )
 _CONCLUSION = re.compile(
     rf"(?:{phrases('so, therefore, thus, hence, but, altogether, in total')}\b|所以|因此|但是?|一共|总共|共)"

@@ -12,15 +12,7 @@ import numpy as np
 import torch
 
 from vlm_pg.attention.registration import ATTENTION_NAME
-from vlm_pg.bench.case import (
-    SPECIAL_IDS,
-    ModelCase,
-    Spec,
-    best_attention,
-    random_policy,
-    set_attention,
-    text_prompt,
-)
+from vlm_pg.bench.case import SPECIAL_IDS, ModelCase, Spec, best_attention, random_policy, set_attention, text_prompt
 from vlm_pg.bench.work import CHUNK_TOKENS
 from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy

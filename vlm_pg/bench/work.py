@@ -182,11 +182,7 @@ def step_flops(shape: LanguageShape, work: Work, checkpointing: bool) -> float:
 def bounds(shape: LanguageShape, theirs: Work, ours: Work, checkpointing: bool) -> dict[str, float]:
     """How many times less ``ours`` is than ``theirs``: tokens, attention pairs, operations."""
     flops = [step_flops(shape, work, checkpointing) for work in (theirs, ours)]
-    return {
-        "tokens": theirs.tokens / ours.tokens,
-        "attention": theirs.pairs / ours.pairs,
-        "flops": flops[0] / flops[1],
-    }
+    return {"tokens": theirs.tokens / ours.tokens, "attention": theirs.pairs / ours.pairs, "flops": flops[0] / flops[1]}
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,7 @@ from vlm_pg.check.findings import REFUSED, WARNED, Finding, SetTally, lines, wri
 from vlm_pg.check.leakage import LeakageCheck
 from vlm_pg.check.lengths import LengthRules, PromptLengths
 from vlm_pg.check.records import RecordChecker
-from vlm_pg.check.sets import (
-    CheckedSet,
-    Facts,
-    MediaSource,
-    Presentation,
-    Prober,
-    mixture_fault,
-    sets_of,
-    too_many_bad,
-)
+from vlm_pg.check.sets import CheckedSet, Facts, MediaSource, Presentation, Prober, mixture_fault, sets_of, too_many_bad
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
 from vlm_pg.data.dedup import Ledger

@@ -90,10 +90,7 @@ class Figures:
 
 
 def aggregate(
-    name: str,
-    answered: Sequence[Answered],
-    formats: Iterable[float | None] = (),
-    categories: Sequence[str] = (),
+    name: str, answered: Sequence[Answered], formats: Iterable[float | None] = (), categories: Sequence[str] = ()
 ) -> Figures:
     """The figures of a whole set by the aggregation of that name.
 

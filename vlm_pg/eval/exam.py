@@ -134,10 +134,7 @@ def read_sets(
 
 
 def _say_what_is_left_out(settings: EvalSettings, console: Console) -> None:
-    for key, names in (
-        ("eval.control_sets", settings.control_sets),
-        ("eval.headline_set", [settings.headline_set]),
-    ):
+    for key, names in (("eval.control_sets", settings.control_sets), ("eval.headline_set", [settings.headline_set])):
         left_out = [name for name in names or () if name is not None and name not in settings.chosen_sets([name])]
         if left_out:
             console.info(f"{key}: {', '.join(left_out)} is left out by eval.sets={list(settings.sets or ())}")

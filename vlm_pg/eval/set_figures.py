@@ -27,11 +27,7 @@ OVERALL = "mean over questions"
 
 # VSI-Bench's question types: those that ask for a number are scored by mean relative accuracy.
 VSI_NUMERICAL = ("object_counting", "object_abs_distance", "object_size_estimation", "room_size_estimation")
-VSI_DIRECTIONS = (
-    "object_rel_direction_easy",
-    "object_rel_direction_medium",
-    "object_rel_direction_hard",
-)
+VSI_DIRECTIONS = ("object_rel_direction_easy", "object_rel_direction_medium", "object_rel_direction_hard")
 VSI_CHOICE = (*VSI_DIRECTIONS, "object_rel_distance", "route_planning", "obj_appearance_order")
 
 # MMVU's four groups of its 27 subjects (the table in lmms-eval's tasks/mmvu/utils.py).

@@ -278,11 +278,7 @@ def _runs(file: BinaryIO, start: int, end: int, form: str) -> np.ndarray:
     return np.stack([runs["frames"].astype(np.int64), runs["ticks"].astype(np.int64)], axis=1)
 
 
-_READERS = {
-    b"mdhd": _read_mdhd,
-    b"tkhd": _read_tkhd,
-    b"elst": _read_elst,
-}
+_READERS = {b"mdhd": _read_mdhd, b"tkhd": _read_tkhd, b"elst": _read_elst}
 
 
 _BASE_OFFSET, _DESCRIPTION, _DEFAULT_DURATION = 1, 2, 8  # flags of tfhd

@@ -37,10 +37,7 @@ for _family in (
         liger=("rms_norm", "layer_norm", "swiglu", "rope"),
     ),
     Family(
-        "qwen2_5_vl",
-        "Qwen2_5_VLForConditionalGeneration",
-        video_time="seconds",
-        liger=("rms_norm", "swiglu", "rope"),
+        "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", video_time="seconds", liger=("rms_norm", "swiglu", "rope")
     ),
     Family("qwen3_vl", "Qwen3VLForConditionalGeneration", liger=("rms_norm", "swiglu", "rope"), **_DEEPSTACK),
     Family(

@@ -186,12 +186,7 @@ class VisionEncoder:
         return [f"{place}:{prompt.content_key}" for place, prompt in enumerate(prompts)]
 
     def _split(
-        self,
-        outputs: torch.Tensor,
-        keys: Sequence[str],
-        batch: Sequence[Prompt],
-        with_graph: bool,
-        keep_graph: bool,
+        self, outputs: torch.Tensor, keys: Sequence[str], batch: Sequence[Prompt], with_graph: bool, keep_graph: bool
     ) -> dict[str, VisualFeatures]:
         """``outputs`` [M, ...] of a batch by the keys of its prompts."""
         results = {}
@@ -220,11 +215,7 @@ class VisionEncoder:
         return features
 
     def _encoded(
-        self,
-        pixels: torch.Tensor,
-        grids: torch.Tensor,
-        sequence: SequenceGroup,
-        everyone: SequenceGroup = BY_ITSELF,
+        self, pixels: torch.Tensor, grids: torch.Tensor, sequence: SequenceGroup, everyone: SequenceGroup = BY_ITSELF
     ) -> torch.Tensor:
         """[M, ...] of all media; each process of ``sequence``, or of ``everyone``, runs the tower on some frames."""
         if sequence.size == everyone.size == 1:

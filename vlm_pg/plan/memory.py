@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_sizes import FP32
 from vlm_pg.models.weights import BYTES_PER_WEIGHT
-from vlm_pg.plan.activations import (
-    TOWER_BACKWARD,
-    TOWER_RUNNING,
-    tower_activations,
-    update_activations,
-)
+from vlm_pg.plan.activations import TOWER_BACKWARD, TOWER_RUNNING, tower_activations, update_activations
 from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape
 

@@ -281,11 +281,7 @@ class _ContinuousBatch:
     """The rollouts of one ``generate`` call, which enter and leave at any time."""
 
     def __init__(
-        self,
-        engine: RolloutEngine,
-        prompts: Sequence[Prompt],
-        step: int | str,
-        together: Together | None = None,
+        self, engine: RolloutEngine, prompts: Sequence[Prompt], step: int | str, together: Together | None = None
     ):
         self.engine, self.policy, self.settings = engine, engine.policy, engine.settings
         share = self.policy.settings.share_prefix

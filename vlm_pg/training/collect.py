@@ -314,11 +314,7 @@ class Collector:
         score = self.stages.reference.score
         if self.parallel is not None:
             score = partial(self.parallel.score, self.stages.reference)
-        with (
-            self.phases.timed("reference"),
-            self.stages.around_reference(),
-            self.engine.weights_at_hand(),
-        ):
+        with self.phases.timed("reference"), self.stages.around_reference(), self.engine.weights_at_hand():
             scored = score(asked, self.config.rollout.temperature)
         found = [
             [

@@ -17,13 +17,7 @@ from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_on_nvme, not_finite, whole_shape
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
-from vlm_pg.training.engines import (
-    SHARD_BYTES,
-    Engine,
-    check_finite,
-    check_updated,
-    keeps_masters,
-)
+from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, check_updated, keeps_masters
 from vlm_pg.training.gradient_guard import GradientGuard
 from vlm_pg.training.optimizer_states import Kind, OptimizerStates, StateSlice, adam_state
 from vlm_pg.training.rates import trained_weights
@@ -131,11 +125,7 @@ class DeepSpeedEngine(Engine):
         self.description = f"deepspeed (ZeRO-{self._stage}, {type(optimizer).__name__}, optimizer states {place})"
         self._trained = dict(trained_weights(policy))
         self._guard = GradientGuard(
-            self._trained,
-            _first_moment,
-            settings.betas[0],
-            self.loss_scale,
-            settings.checked_updates,
+            self._trained, _first_moment, settings.betas[0], self.loss_scale, settings.checked_updates
         )
         self.gathers_all = self._stage < 3 or gather == "all" or (gather == "auto" and self._weights_fit())
 

@@ -73,11 +73,7 @@ class TorchStates(OptimizerStates):
     """Of torch's AdamW over ``trained`` (name -> the tensor that takes updates), whole and alike on every rank."""
 
     def __init__(
-        self,
-        trained: Mapping[str, torch.Tensor],
-        optimizer: torch.optim.Optimizer,
-        masters: bool,
-        ranks: RankLayout,
+        self, trained: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, masters: bool, ranks: RankLayout
     ):
         self._trained, self._optimizer, self.masters, self._ranks = trained, optimizer, masters, ranks
         self.shapes = {name: tuple(weight.shape) for name, weight in trained.items()}

@@ -23,8 +23,7 @@ class TrainingSettings(Settings):
         20480, ge=1, description="Token budget of one forward and backward; a shared prefix counts once."
     )
     engine: Literal["torch", "deepspeed"] = Field(
-        "torch",
-        description="Who owns optimizer and gradients. torch: all of it on every rank; deepspeed: divided",
+        "torch", description="Who owns optimizer and gradients. torch: all of it on every rank; deepspeed: divided"
     )
     sequence_parallel: int = Field(
         1,

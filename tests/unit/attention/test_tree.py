@@ -47,13 +47,7 @@ def test_an_ancestor_without_descendants_keeps_an_empty_segment() -> None:
 
 def test_mask_is_ancestors_plus_causal_self() -> None:
     mask = PrefixTree([2, 1, 2], [-1, 0, 0]).mask()
-    expected = [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 0, 1, 0],
-        [1, 1, 0, 1, 1],
-    ]
+    expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
     assert mask.int().tolist() == expected
 
 

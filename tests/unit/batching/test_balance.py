@@ -9,15 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.deals import Batch, random_batch, slowest_of, verl_deal
-from vlm_pg.batching.balance import (
-    COST_SPREAD,
-    IDLE_SHARE,
-    RANK_COST,
-    RANK_IDLE,
-    SPLIT_GROUPS,
-    Deal,
-    deal_groups,
-)
+from vlm_pg.batching.balance import COST_SPREAD, IDLE_SHARE, RANK_COST, RANK_IDLE, SPLIT_GROUPS, Deal, deal_groups
 from vlm_pg.batching.cost import CostModel, GroupCosts, GroupWork, causal_pairs
 from vlm_pg.batching.deal_search import equal_counts
 from vlm_pg.batching.plan import TOKENS_PER_CALL, Piece

@@ -179,10 +179,7 @@ def test_missing_values_are_all_named_at_once(tmp_path: Path) -> None:
             "training.deepspeed_config is not set. DeepSpeed needs a JSON file. Set training.",
         ),
         (["training.deepspeed_config=x.json"], "which only engine deepspeed reads. Set training.engine=deepspeed or"),
-        (
-            ["rollout.num_generations=1"],
-            "compares the rollouts of a group, so at least 2 are needed. Set rollout.",
-        ),
+        (["rollout.num_generations=1"], "compares the rollouts of a group, so at least 2 are needed. Set rollout."),
         (["training.micro_batch_tokens=4096"], "may need 17152. Set training.micro_batch_tokens=17152 or more, or"),
         (["rollout.temperature=0"], "Training needs a temperature above 0. Set rollout.temperature=1.0"),
         (["eval.num_generations=4"], "greedy rollouts are all alike. Set eval.num_generations=1, or eval.temperature"),
@@ -208,10 +205,7 @@ def test_missing_values_are_all_named_at_once(tmp_path: Path) -> None:
             ["rollout.divide_prefix=always", "training.sequence_parallel=2", "rollout.split=questions"],
             "but rollout.split is questions and rollout.gather is auto. Set rollout.split=auto and rollout.gather=all",
         ),
-        (
-            ["cache.features=true"],
-            "cache.folder is not set, so that there is nowhere to keep them. Set cache.",
-        ),
+        (["cache.features=true"], "cache.folder is not set, so that there is nowhere to keep them. Set cache."),
         (
             ["cache.features=true", "cache.folder=c", "model.train=[merger,language]"],
             "cache.features is true and model.train is [merger, language], so that visual features change with every",

@@ -294,12 +294,7 @@ def test_charades_in_percent() -> None:
     """IoU 0.6 and 0.3 of one query, 0.7 of another: mIoU (0.45 + 0.7) / 2; R@.3 all; R@.5 (1/2 + 1) / 2; R@.7 1/2."""
     figures = aggregate("charades_sta", [question("a", 0.6, 0.3), question("b", 0.7)])
     values = {name: one.value for name, one in figures.figures.items()}
-    assert values == {
-        "mIoU": pytest.approx(57.5),
-        "R@1 IoU>=0.3": 100.0,
-        "R@1 IoU>=0.5": 75.0,
-        "R@1 IoU>=0.7": 50.0,
-    }
+    assert values == {"mIoU": pytest.approx(57.5), "R@1 IoU>=0.3": 100.0, "R@1 IoU>=0.5": 75.0, "R@1 IoU>=0.7": 50.0}
     # sqrt(2 * 2 * 12.5^2) / 2
     assert figures.headline.unit == "percent" and figures.headline.standard_error == pytest.approx(12.5)
     row = figures.to_row()

@@ -89,11 +89,7 @@ def of_tempcompass(task: str, published: str) -> Sample:
             + SELECT
             + "Question: Who is seen?\nA. a cat\nB. a dog\nAnswer: ",
         ),
-        (
-            "video_mme/qwen3_vl",
-            choice(),
-            SELECT + "Question: Who is seen?\nA. a cat\nB. a dog\nThe best answer is:",
-        ),
+        ("video_mme/qwen3_vl", choice(), SELECT + "Question: Who is seen?\nA. a cat\nB. a dog\nThe best answer is:"),
         ("video_mme/video_r1", choice(), f"Who is seen?Options:\nA. a cat\nB. a dog\n\n{PONDER}{ONE_LETTER}"),
         ("mvbench/video_r1", choice(), f"Who is seen?Options:\nA. a cat\nB. a dog\n\n{PONDER}{ONE_LETTER}"),
         (

@@ -191,11 +191,7 @@ def test_a_published_presence_penalty_is_applied_and_that_of_the_configuration_i
         name: base.model_copy(update=load_protocol(name).rollout_changes()).presence_penalty
         for name in ("video_mme/qwen3_vl", "video_mme/qwen3_vl_thinking", "video_mme/video_r1")
     }
-    assert applied == {
-        "video_mme/qwen3_vl": 1.5,
-        "video_mme/qwen3_vl_thinking": 0.0,
-        "video_mme/video_r1": 0.0,
-    }
+    assert applied == {"video_mme/qwen3_vl": 1.5, "video_mme/qwen3_vl_thinking": 0.0, "video_mme/video_r1": 0.0}
 
 
 def test_a_question_that_a_protocol_does_not_report_is_not_asked() -> None:

@@ -207,8 +207,7 @@ def test_token_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "groups, message",
-    [([], "no groups"), ([group([1])], "has no responses"), ([group([1], [])], "at least one token")],
+    "groups, message", [([], "no groups"), ([group([1])], "has no responses"), ([group([1], [])], "at least one token")]
 )
 def test_what_cannot_be_packed_is_refused(groups: list[ResponseGroup], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -212,10 +212,7 @@ def test_what_trains_less_saves_memory() -> None:
     options = levers(SEVEN, setup)["parts to train"]
     assert [option.overrides for option in options] == ["model.train=[merger,language]", "model.train=[language]"]
     peaks = [plan_memory(SEVEN, replace(setup, **option.changes)).peak for option in options]
-    assert sorted([plan_memory(SEVEN, setup).peak, *peaks], reverse=True) == [
-        plan_memory(SEVEN, setup).peak,
-        *peaks,
-    ]
+    assert sorted([plan_memory(SEVEN, setup).peak, *peaks], reverse=True) == [plan_memory(SEVEN, setup).peak, *peaks]
 
 
 def test_generation_holds_one_group_at_least() -> None:

@@ -43,10 +43,7 @@ class ProtocolSampling(Settings):
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
     top_k: int = Field(0, ge=0, description="Keep the k most probable tokens; 0 keeps all.")
     presence_penalty: float = Field(
-        0.0,
-        ge=-2.0,
-        le=2.0,
-        description="Taken, once, from the logit of every token that the answer has already.",
+        0.0, ge=-2.0, le=2.0, description="Taken, once, from the logit of every token that the answer has already."
     )
     num_generations: int = Field(1, ge=1, le=1024, description="Answers per question.")
     seed: int | None = Field(None, ge=0, lt=2**63, description="The published seed; null: none is published.")
