@@ -63,7 +63,8 @@ class Family:
     state instead of keys and values. ``media_tokens``: the tokens only the processor may place. ``pixels(config)``: how
     the tower reads pixels. ``read_whole``: transformers' loading under ZeRO-3 omits a conversion that the files need.
     ``liger``: the parts that liger-kernel has kernels for, "rope" and keys of ``liger_layers.FORWARDS``; with "swiglu"
-    also the experts of a mixture.
+    also the experts of a mixture. ``query_key_norms``: queries and keys are normalized per head. ``gated_tower``: the
+    tower's MLPs are gated. The last two matter to memory estimates alone.
     """
 
     model_type: str
@@ -81,6 +82,8 @@ class Family:
     pixels: Callable[[Any], PixelGeometry] = PixelGeometry.of
     read_whole: bool = False
     liger: tuple[str, ...] = ()
+    query_key_norms: bool = False
+    gated_tower: bool = False
 
     @property
     def reads_media(self) -> bool:

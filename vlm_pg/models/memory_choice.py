@@ -122,7 +122,7 @@ def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, n
         whole = _media(MemoryChoice(), settings, need)
         words += f", media of {need.media_tokens:,} visual tokens {_gib(whole)}"
     done = _measures(choice, as_set, need)
-    words += f": {', '.join(done)}" if done else ": nothing is put away or cut"
+    words += f": {', '.join(done)}" if done else ": nothing is offloaded or split"
     if after < before:
         words += f"; the stream then needs {_gib(after)}"
     if not fits:
@@ -135,8 +135,8 @@ def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, n
 def _measures(choice: MemoryChoice, as_set: MemoryChoice, need: Need) -> list[str]:
     offloaded = need.language.offloaded(need.rows, choice)
     found = {
-        "offload_layer_inputs": "layer inputs put away",
-        "offload_prefix_states": "keys and values of prefixes put away",
+        "offload_layer_inputs": "layer inputs offloaded",
+        "offload_prefix_states": "keys and values of prefixes offloaded",
         "mlp_tile_rows": f"MLPs in tiles of {choice.mlp_tile_rows:,} rows",
         "vision_piece_tokens": f"vision tower in pieces of {choice.vision_piece_tokens:,} tokens",
     }
@@ -144,7 +144,7 @@ def _measures(choice: MemoryChoice, as_set: MemoryChoice, need: Need) -> list[st
     for name, measure in found.items():
         if getattr(choice, name):
             words.append(f"{measure} ({'as set' if getattr(as_set, name) else 'auto'})")
-    return words + ([f"{_gib(offloaded)} elsewhere"] if offloaded else [])
+    return words + ([f"{_gib(offloaded)} offloaded"] if offloaded else [])
 
 
 def _gib(size: int) -> str:

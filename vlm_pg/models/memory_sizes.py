@@ -182,8 +182,7 @@ class TowerShape:
         width = getattr(vision, "intermediate_size", None) or int(hidden * vision.mlp_ratio)
         pixels = geometry.channels * geometry.temporal_patch_size * geometry.patch_size**2
         out = config.get_text_config().hidden_size * (1 + family.deepstack_layers(config))
-        gated = family.model_type.startswith("qwen2_5")
-        return cls(vision.depth, hidden, width, geometry.patches_per_token, pixels, out, gated)
+        return cls(vision.depth, hidden, width, geometry.patches_per_token, pixels, out, family.gated_tower)
 
 
 @dataclass(frozen=True)

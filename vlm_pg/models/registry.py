@@ -25,9 +25,10 @@ def register_family(family: Family) -> None:
 
 # A language model alone: no tower, no token that only a processor may place.
 _TEXT: dict[str, Any] = {"tower": None, "decoder": "model", "media_tokens": ()}
+_NORMS: dict[str, Any] = {"query_key_norms": True}
 _ONE_AXIS: dict[str, Any] = _TEXT | {"rotary_axes": 1, "liger": ("rms_norm", "swiglu", "rope")}
-_DEEPSTACK: dict[str, Any] = {"deepstack": True, "mergers": ("merger", "deepstack_merger_list")}
-_QWEN3_5: dict[str, Any] = {"linear_attention": True, "liger": ("rms_norm_around_one", "swiglu", "rope")}
+_QWEN3_VL: dict[str, Any] = {"deepstack": True, "mergers": ("merger", "deepstack_merger_list"), **_NORMS}
+_QWEN3_5: dict[str, Any] = {"linear_attention": True, "liger": ("rms_norm_around_one", "swiglu", "rope"), **_NORMS}
 
 for _family in (
     Family(
@@ -37,22 +38,26 @@ for _family in (
         liger=("rms_norm", "layer_norm", "swiglu", "rope"),
     ),
     Family(
-        "qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", video_time="seconds", liger=("rms_norm", "swiglu", "rope")
+        "qwen2_5_vl",
+        "Qwen2_5_VLForConditionalGeneration",
+        video_time="seconds",
+        liger=("rms_norm", "swiglu", "rope"),
+        gated_tower=True,
     ),
-    Family("qwen3_vl", "Qwen3VLForConditionalGeneration", liger=("rms_norm", "swiglu", "rope"), **_DEEPSTACK),
+    Family("qwen3_vl", "Qwen3VLForConditionalGeneration", liger=("rms_norm", "swiglu", "rope"), **_QWEN3_VL),
     Family(
         "qwen3_vl_moe",
         "Qwen3VLMoeForConditionalGeneration",
         moe=True,
         read_whole=True,  # experts lie transposed in the files
         liger=("rms_norm", "rope", "swiglu"),
-        **_DEEPSTACK,
+        **_QWEN3_VL,
     ),
     Family("qwen3_5", "Qwen3_5ForConditionalGeneration", **_QWEN3_5),
     Family("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", moe=True, **_QWEN3_5),
     Family("qwen2", "Qwen2ForCausalLM", **_ONE_AXIS),
-    Family("qwen3", "Qwen3ForCausalLM", **_ONE_AXIS),
-    Family("qwen3_moe", "Qwen3MoeForCausalLM", moe=True, **_ONE_AXIS),
+    Family("qwen3", "Qwen3ForCausalLM", **_ONE_AXIS, **_NORMS),
+    Family("qwen3_moe", "Qwen3MoeForCausalLM", moe=True, **_ONE_AXIS, **_NORMS),
     # The language model of Qwen3.5 alone still takes three axes.
     Family("qwen3_5_text", "Qwen3_5ForCausalLM", **_QWEN3_5, **_TEXT),
     Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", moe=True, **_QWEN3_5, **_TEXT),

@@ -73,7 +73,7 @@ def shape_of(config: Any, settings: ModelSettings) -> ModelShape:
         LanguageShape.of(family, config),
         TowerShape.of(family, config),
         _count_weights(config, family, settings.lora),
-        family.model_type.startswith("qwen3"),
+        family.query_key_norms,
         getattr(config.get_text_config(), "max_position_embeddings", None),
     )
 

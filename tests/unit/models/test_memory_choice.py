@@ -43,7 +43,7 @@ def test_what_fits_stays_as_it_is() -> None:
     decision = decide(settings(), need(1000))
     assert decision.choice == MemoryChoice() and decision.fits
     assert decision.line.startswith("memory: 1,000.0 GiB free on cuda:0; a stream of 230,000 tokens needs about ")
-    assert decision.line.endswith(": nothing is put away or cut")
+    assert decision.line.endswith(": nothing is offloaded or split")
 
 
 def test_measures_come_one_by_one_and_are_named() -> None:
@@ -53,7 +53,7 @@ def test_measures_come_one_by_one_and_are_named() -> None:
     assert counts == sorted(counts) and set(counts) == {0, 1, 2, 3}
     assert all(c.mlp_tile_rows for c, count in zip(choices, counts, strict=True) if count)
     line = decide(settings(), need(70)).line
-    assert "layer inputs put away (auto), keys and values of prefixes put away (auto)" in line
+    assert "layer inputs offloaded (auto), keys and values of prefixes offloaded (auto)" in line
     assert "MLPs in tiles of 4,096 rows (auto)" in line and "GiB elsewhere; the stream then needs " in line
 
 
