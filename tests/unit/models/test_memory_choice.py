@@ -54,7 +54,7 @@ def test_measures_come_one_by_one_and_are_named() -> None:
     assert all(c.mlp_tile_rows for c, count in zip(choices, counts, strict=True) if count)
     line = decide(settings(), need(70)).line
     assert "layer inputs offloaded (auto), keys and values of prefixes offloaded (auto)" in line
-    assert "MLPs in tiles of 4,096 rows (auto)" in line and "GiB elsewhere; the stream then needs " in line
+    assert "MLPs in tiles of 4,096 rows (auto)" in line and "GiB offloaded; the stream then needs " in line
 
 
 def test_an_hour_fits_one_gpu() -> None:
