@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.distributed import ALONE, RankLayout, gather_objects
+from vlm_pg.distributed import SINGLE_RANK, RankLayout, gather_objects
 from vlm_pg.metrics import How, Metric
 
 Number = float | torch.Tensor
@@ -39,7 +39,7 @@ class Tally:
         """This rank's sum of a metric of plain numbers."""
         return float(self._parts.get(metric, (0.0, 0.0))[0])
 
-    def reduced(self, ranks: RankLayout = ALONE) -> dict[str, Any]:
+    def reduced(self, ranks: RankLayout = SINGLE_RANK) -> dict[str, Any]:
         """Every metric of any rank, reduced over ranks: float, or None of no parts. A collective.
 
         ``ranks``: SP ranks hold the parts of their DP rank; each DP rank counts once.

@@ -32,7 +32,7 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.records import read_records
 from vlm_pg.eval.answer_files import AnswerFiles, answers_path, read_answers
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.runner import Evaluator, Examinee
+from vlm_pg.eval.runner import EvalModel, Evaluator
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.settings import ModelSettings
@@ -254,8 +254,8 @@ class _Ours:
             Rewarder(config.reward) as rewarder,
             WholeReader(config.reward) as whole,
         ):
-            examinee = Examinee(case.policy, sources, rewarder, whole)
-            evaluator = Evaluator(config, examinee, Console(enabled=False), None)
+            eval_model = EvalModel(case.policy, sources, rewarder, whole)
+            evaluator = Evaluator(config, eval_model, Console(enabled=False), None)
             evaluator.run("bench", AnswerFiles(Path(folder), 0))
             return read_answers(answers_path(Path(folder), SET))
 

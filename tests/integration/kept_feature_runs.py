@@ -36,7 +36,7 @@ if __name__ == "__main__":
     for name, overrides in runs.items():
         Family.encode_vision = refuse if name.endswith("again") else encode  # type: ignore[method-assign]
         chosen = load_config(config, overrides)
-        if name.endswith("half") and RankLayout.here().is_first:
+        if name.endswith("half") and RankLayout.here().is_rank0:
             assert chosen.cache.folder is not None
             for place in sorted(places(chosen.cache.folder), key=lambda place: place.key)[::2]:
                 place.path.unlink()

@@ -84,7 +84,7 @@ def run(
         for name, weight in policy.model.named_parameters():
             if weight.requires_grad:
                 found[f"{number}/{name}"] = safe_get_full_optimizer_state(weight, "exp_avg").clone()
-    if ranks.is_first:
+    if ranks.is_rank0:
         save_file(found, folder / f"{place}.safetensors")
 
 

@@ -24,7 +24,7 @@ def run(layout: Layout, out: Path) -> None:
     engine = layout_engine(layout, out, ranks)
     said = train_steps(engine, ranks, deal=layout.dealt)
     after = weights(engine)
-    if ranks.is_first:
+    if ranks.is_rank0:
         metadata = {"description": engine.description, "metrics": json.dumps(said)}
         save_file(after, out / f"{layout.name}.safetensors", metadata=metadata)
     barrier()

@@ -53,7 +53,7 @@ def read_model(model: Path, settings: TrainingSettings) -> Policy:
 
 def run(out: Path, ranks: RankLayout) -> dict[str, Any]:
     said: dict[str, Any] = {}
-    if ranks.is_first:
+    if ranks.is_rank0:
         save_model(out / "whole")
         tensors = load_file(out / "whole" / "model.safetensors")
         save_model(out / "broken")

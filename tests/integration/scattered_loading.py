@@ -74,7 +74,7 @@ def run(model: str, out: Path, place: int, dtype: str) -> None:
     (out / f"{place}.{ranks.rank}.json").write_text(json.dumps(said))
     if (out / "compare").exists():
         with engine.full_weights():
-            if ranks.is_first:
+            if ranks.is_rank0:
                 weights = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
                 buffers = {name: b.detach().clone() for name, b in policy.model.named_buffers()}
                 save_file(weights | buffers, out / f"{place}.safetensors")

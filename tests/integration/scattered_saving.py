@@ -34,7 +34,7 @@ def run(model: str, out: Path, place: int) -> None:
     policy = load_policy(model, device="cpu", settings=of_model, reading=around)
     engine = DeepSpeedEngine(policy, settings, ranks, "layers")
     saved = out / f"saved-{place}"
-    if ranks.is_first:
+    if ranks.is_rank0:
         saved.mkdir()
     barrier()
     with PeakMemory() as saving:

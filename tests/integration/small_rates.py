@@ -33,7 +33,7 @@ CASES = {
 def make(name: str, folder: Path, ranks: RankLayout) -> Engine:
     case, file = CASES[name], folder / f"{name}.json"
     options = {} if name == "torch" else {"engine": "deepspeed", "deepspeed_config": str(file)}
-    if ranks.is_first:
+    if ranks.is_rank0:
         file.write_text(json.dumps(case.deepspeed()))
     barrier()
     settings = training_settings(case, **options).model_copy(update={"adam_epsilon": 1e-12})
@@ -62,7 +62,7 @@ def main(folder: str) -> None:
                 int((p.detach().float().flatten() != before[n]).sum())
                 for n, p in engine.policy.model.named_parameters()
             )
-        if ranks.is_first:
+        if ranks.is_rank0:
             print(
                 name, ",".join(sorted(kinds)), f"{moved / count:.3f}", f"{rounded / sum(map(len, before.values())):.3f}"
             )

@@ -57,7 +57,7 @@ def main(out: str, deepspeed_config: str, gather: str, rounds: int, family: str)
     prompts, rollouts = prompts_of(policy, ranks.rank), rollouts_of(policy)
     said = []
     for step in range(rounds):
-        with engine.weights_at_hand():
+        with engine.gathered_parameters():
             said.append(tokens_of(rollouts, prompts, step))
     with open(f"{out}.{ranks.rank}", "w") as file:
         json.dump(said, file)

@@ -38,7 +38,7 @@ def run(folder: Path, place: int, overrides: list[str]) -> None:
     config = load_config(folder / "run.yaml", [*overrides, f"run.dir={where}"])
     assert training.train(config) == 0
     idle = sum_over_ranks({"idle": float(idle_passes)}, torch.device("cpu"))["idle"]
-    if RankLayout.here().is_first:
+    if RankLayout.here().is_rank0:
         norms = [line["grad_norm"] for line in read_lines(where / "metrics.jsonl")]
         print(json.dumps({"run": overrides, "idle": idle, "grad_norms": norms}), flush=True)
     barrier()

@@ -23,7 +23,7 @@ def run(case: ZeroCase, out: Path, own_cpu_adam: bool) -> None:
     folder = out.with_suffix("")
     file = folder / "deepspeed.json"
     ranks = RankLayout.here()
-    if ranks.is_first:
+    if ranks.is_rank0:
         folder.mkdir(parents=True)
         file.write_text(json.dumps(case.deepspeed(own_cpu_adam)))
     barrier()
@@ -39,12 +39,12 @@ def run(case: ZeroCase, out: Path, own_cpu_adam: bool) -> None:
     resumed.load_optimizer(folder)
     train(resumed, case, range(case.stop_after, case.steps), ranks.rank, ranks.world_size)
     again = weights(resumed)
-    if ranks.is_first:
+    if ranks.is_rank0:
         same = all(torch.equal(after[name], again[name]) for name in after)
         metadata = {name: str(value) for name, value in done.items()} | {"resumed_equal": str(same)}
         save_file(after, out, metadata=metadata | {"description": engine.description})
     barrier()
-    if ranks.is_first:
+    if ranks.is_rank0:
         shutil.rmtree(folder)
 
 

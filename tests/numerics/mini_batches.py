@@ -22,7 +22,7 @@ from vlm_pg.algorithms.advantages import GroupRewards
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import ALONE, RankLayout, barrier, disconnect, end_rank
+from vlm_pg.distributed import SINGLE_RANK, RankLayout, barrier, disconnect, end_rank
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.response import Response
 from vlm_pg.training.engines import Engine, TorchEngine
@@ -77,7 +77,7 @@ def by_place(groups: list[GroupRewards], settings: AlgorithmSettings) -> list[li
     return [[(1 + place) * (total or 0.0) - 1.0 for total in group.totals] for place, group in enumerate(groups)]
 
 
-def trained(case: Case, ranks: RankLayout = ALONE) -> dict[str, torch.Tensor]:
+def trained(case: Case, ranks: RankLayout = SINGLE_RANK) -> dict[str, torch.Tensor]:
     """Weights after two steps ("after/...") and before ("before/..."). A collective."""
     policy = tiny_policy(case.tower, share_prefix=case.kind != "unshared")
     training = {
@@ -132,7 +132,7 @@ if __name__ == "__main__":
     ranks = RankLayout.here(sequence)
     for case in (Case(**values) for values in cases):
         found = trained(case, ranks)
-        if ranks.is_first:
+        if ranks.is_rank0:
             save_file(found, out / f"{case.name}.safetensors")
     barrier()
     disconnect()

@@ -67,7 +67,7 @@ if __name__ == "__main__":
     with LiveBytes() as live:
         run_micro_batch(policy, streams, None, lambda _, logprobs, entropies: logprobs.sum(), torch.Tensor.backward)
     found = gather_objects({"peak": live.peak, "sent": sequence.sent_bytes})
-    if ranks.is_first:
+    if ranks.is_rank0:
         print(json.dumps({"peak": max(f["peak"] for f in found), "sent": [f["sent"] for f in found]}))
     dist.barrier()
     dist.destroy_process_group()

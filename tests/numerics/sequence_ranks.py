@@ -16,7 +16,7 @@ import torch.distributed as dist
 from tests.numerics.test_prefix_run import SHAPES, gradients, weight
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
-from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, end_rank, max_over_ranks
+from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, end_rank, max_over_ranks
 from vlm_pg.models.micro_batches import Streams, backward_in_chunks, pack_micro_batch, run_micro_batch
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.step_features import StepFeatures
@@ -121,7 +121,7 @@ def errors_of(case: dict[str, Any], sequence: SequenceGroup) -> dict[str, float]
     policy.logits_chunk_rows = 7
     groups = groups_of(policy, case.get("small", False))
     make = run_library if case.get("library") else run
-    whole, shared = (make(policy, groups, case["chunked"], of) for of in (BY_ITSELF, sequence))
+    whole, shared = (make(policy, groups, case["chunked"], of) for of in (SINGLE_SP_RANK, sequence))
     errors = {
         "loss": abs(shared.loss - whole.loss) / max(1.0, abs(whole.loss)),
         "entropies": float((shared.entropies - whole.entropies).abs().max()),
@@ -143,7 +143,7 @@ if __name__ == "__main__":
         errors = errors_of(case, sequence)
         worst = max(errors, key=lambda name: errors[name])
         largest = max_over_ranks({"error": errors[worst]}, CPU)["error"]
-        if ranks.is_first:
+        if ranks.is_rank0:
             print(json.dumps({"case": case, "error": largest, "where": worst, "weights": len(errors)}), flush=True)
     dist.barrier()
     dist.destroy_process_group()

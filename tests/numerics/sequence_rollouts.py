@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import vlm_pg.rollout.engine as generation
 from tests.support.groups import make_case, tiny_policy
-from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, end_rank, gather_objects
+from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, end_rank, gather_objects
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.engine import RolloutEngine
@@ -91,7 +91,7 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
     while min(margins, default=1.0) < CLEAR_MARGIN:
         seed += 1
         with least_margin(policy) as margins:
-            expected = described(engine().generate(prompts, 3, BY_ITSELF))
+            expected = described(engine().generate(prompts, 3, SINGLE_SP_RANK))
     sampler = engine()
     if "stop" in case:
         stopped_on_one(sampler, case["stop"], prompts, sequence)
@@ -99,7 +99,7 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
     parts = gather_objects(described(sampler.generate(prompts, 3, sequence)))
     together = [[rollout for part in parts for rollout in part[place]] for place in range(len(prompts))]
     counted = sum(gather_objects(sampler.stats.prompt_tokens))
-    if ranks.is_first:
+    if ranks.is_rank0:
         found = {"case": case, "expected": expected, "found": together, "prompt_tokens": counted}
         stats = sampler.stats
         found |= {"cohorts": stats.cohorts, "divided": stats.prompts_divided, "graphs": stats.graphs.off_because}

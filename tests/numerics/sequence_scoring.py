@@ -62,7 +62,7 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
     pairs = [pair for one, other in zip(found, expected, strict=True) for pair in zip(one, other, strict=True)]
     worst = max((float((one - other).abs().max()) for one, other in pairs), default=0.0)
     everybody = gather_objects((worst, len(pairs), sequence.sent_bytes - before, alone.peak, together.peak))
-    if ranks.is_first:
+    if ranks.is_rank0:
         errors, counts, sent, peaks_alone, peaks = zip(*everybody, strict=True)
         line = {"case": case, "error": max(errors), "responses": counts, "sent": sent}
         print(json.dumps(line | {"alone": max(peaks_alone), "together": max(peaks)}), flush=True)

@@ -66,7 +66,7 @@ if __name__ == "__main__":
     ids = torch.randint(20, 300, (length,), generator=torch.Generator().manual_seed(0))
     prompt = Prompt("long", ids, torch.zeros_like(ids), torch.arange(length).expand(3, -1))
     found = {how: measured(prompt, how, sequence) for how in ("never", "always")}
-    if ranks.is_first:
+    if ranks.is_rank0:
         print(json.dumps(found | {"prefill_tokens": PREFILL_TOKENS}))
     dist.barrier()
     dist.destroy_process_group()

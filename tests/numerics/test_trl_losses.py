@@ -31,7 +31,7 @@ from tests.support.trl import (  # noqa: E402
     starting_model,
 )
 from vlm_pg.algorithms.settings import AlgorithmSettings  # noqa: E402
-from vlm_pg.distributed import ALONE  # noqa: E402
+from vlm_pg.distributed import SINGLE_RANK  # noqa: E402
 from vlm_pg.integrations.padded import GroupedRows, group_rows  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
 from vlm_pg.models.loading import make_policy  # noqa: E402
@@ -135,7 +135,7 @@ def rollout_groups(run: Recorded, inputs: Inputs, policy: Policy, algorithm: Alg
         rewards = tuple(RewardBreakdown(total, {"accuracy": total}) for total in totals)
         sample = Sample(scored.prompt.sample_id, "?", (), (), "A", "exact", "test", "test")
         groups.append(RolloutGroup(sample, scored.prompt, rollouts, policy.weights_version, rewards))
-    groups = advantage_groups(groups, algorithm, {"accuracy": 1.0}, ALONE)
+    groups = advantage_groups(groups, algorithm, {"accuracy": 1.0}, SINGLE_RANK)
     for group, places in zip(groups, rows.rows, strict=True):
         assert len(group.rollouts) == NUM_GENERATIONS
         assert list(group.advantages) == pytest.approx(inputs["advantages"][places].tolist(), rel=1e-5, abs=1e-6)

@@ -19,7 +19,7 @@ from tests.support.processes import ROOT
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.cost import CostModel
-from vlm_pg.distributed import ALONE, RankLayout, max_over_ranks
+from vlm_pg.distributed import SINGLE_RANK, RankLayout, max_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, LoraSettings, Part
 from vlm_pg.training.engines import Engine, TorchEngine
@@ -208,7 +208,7 @@ def _sampled(policy: Policy, kind: str, lengths: Sequence[int], seed: int) -> tu
 
 def train_steps(
     engine: Engine,
-    ranks: RankLayout = ALONE,
+    ranks: RankLayout = SINGLE_RANK,
     whole: bool = False,
     steps: Sequence[int] = range(STEPS),
     questions: int = len(KINDS),

@@ -20,7 +20,7 @@ from tests.support.live_bytes import LiveBytes
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.bench.memory import give_freed_memory_back, peak_above_baseline
-from vlm_pg.distributed import ALONE, RankLayout, gather_objects
+from vlm_pg.distributed import SINGLE_RANK, RankLayout, gather_objects
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, ModelSettings
@@ -158,7 +158,7 @@ def engine_of(policy: Policy, case: Case, ranks: RankLayout) -> Engine:
     return DeepSpeedEngine(policy, settings, ranks)
 
 
-def train(case: Case, updates: Sequence[Sequence[RolloutGroup]], ranks: RankLayout = ALONE) -> None:
+def train(case: Case, updates: Sequence[Sequence[RolloutGroup]], ranks: RankLayout = SINGLE_RANK) -> None:
     """In the first update the optimizer has no states yet, so a peak needs a second one."""
     policy = policy_of(case)
     engine = engine_of(policy, case, ranks)
@@ -190,7 +190,7 @@ def shortened(case: Case) -> Case:
     return replace(case, prefix=64, frames=0, responses=(8, 8), budget=1000)
 
 
-def measured(case: Case, ranks: RankLayout = ALONE) -> int:
+def measured(case: Case, ranks: RankLayout = SINGLE_RANK) -> int:
     torch.set_num_threads(1)
     if case.by_tensors:
         return live_peak(case)
@@ -230,14 +230,14 @@ def planned(case: Case) -> Plan:
 
 
 def main(name: str) -> None:
-    case, ranks = CASES[name], ALONE
+    case, ranks = CASES[name], SINGLE_RANK
     if case.zero is not None:
         from vlm_pg.training.deepspeed_engine import connect
 
         connect()
         ranks = RankLayout.here()
     peaks = gather_objects(measured(case, ranks))
-    if ranks.is_first:
+    if ranks.is_rank0:
         for rank, peak in enumerate(peaks):
             found = {"name": name, "rank": rank, "measured": peak, "planned": planned(case).peak}
             print(json.dumps(found), flush=True)

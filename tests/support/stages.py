@@ -80,12 +80,12 @@ def run_stage(stage: Stage, folder: Path, ranks: RankLayout) -> None:
 
     def save(step: int) -> None:
         path = folder / f"{stage.name}-{step}"
-        if ranks.is_first:
+        if ranks.is_rank0:
             path.mkdir()
         barrier()
         engine.save_weights(path)
         engine.save_optimizer(path)
-        if ranks.is_first:
+        if ranks.is_rank0:
             policy.processor.save_pretrained(path)
         barrier()
 

@@ -13,8 +13,8 @@ import torch
 
 from tests.support.runs import ROOT
 from vlm_pg.distributed import (
-    ALONE,
     LAUNCHER_VARIABLES,
+    SINGLE_RANK,
     RankLayout,
     barrier,
     collectives,
@@ -68,10 +68,10 @@ def test_one_package_knows_torch_distributed() -> None:
 
 
 def test_ranks_lie_in_rows_of_sequence_ranks() -> None:
-    assert RankLayout.here() == ALONE == RankLayout(0, 1)
+    assert RankLayout.here() == SINGLE_RANK == RankLayout(0, 1)
     layouts = [RankLayout(rank, 6, 2) for rank in range(6)]
     assert [(one.data_rank, one.sequence_rank) for one in layouts] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
-    assert {one.data_size for one in layouts} == {3} and [one.is_first for one in layouts] == [True] + [False] * 5
+    assert {one.data_size for one in layouts} == {3} and [one.is_rank0 for one in layouts] == [True] + [False] * 5
 
 
 @pytest.mark.parametrize("layout", [(2, 2, 1), (-1, 2, 1), (0, 6, 4), (0, 2, 0)])

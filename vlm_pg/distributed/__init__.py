@@ -17,7 +17,7 @@ from vlm_pg.distributed.collectives import (
     sum_over_ranks,
     sum_tensors_over_ranks,
 )
-from vlm_pg.distributed.layout import ALONE, RankLayout
+from vlm_pg.distributed.layout import SINGLE_RANK, RankLayout
 from vlm_pg.distributed.processes import (
     LAUNCHER_VARIABLES,
     Meeting,
@@ -32,12 +32,12 @@ from vlm_pg.distributed.processes import (
     launched_world_size,
     local_device,
 )
-from vlm_pg.distributed.sequence_group import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed.sequence_group import SINGLE_SP_RANK, SequenceGroup
 
 __all__ = [
-    "ALONE",
-    "BY_ITSELF",
     "LAUNCHER_VARIABLES",
+    "SINGLE_RANK",
+    "SINGLE_SP_RANK",
     "AgreedStop",
     "Meeting",
     "RankLayout",

@@ -43,7 +43,7 @@ class RankLayout:
         return cls(*place, sequence_size)
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this process writes and prints for all of them."""
         return self.rank == 0
 
@@ -69,7 +69,7 @@ class RankLayout:
 
     def first_says(self, ask: Callable[[], T]) -> T:
         """What ``ask()`` says on the first rank: a network file system may show the others something else."""
-        return gather_objects(ask() if self.is_first else None)[0]
+        return gather_objects(ask() if self.is_rank0 else None)[0]
 
 
-ALONE = RankLayout()
+SINGLE_RANK = RankLayout()

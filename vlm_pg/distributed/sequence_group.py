@@ -143,4 +143,4 @@ class _GatherRows(torch.autograd.Function):
         return total.to(gradient.dtype), None, None, None
 
 
-BY_ITSELF = SequenceGroup()
+SINGLE_SP_RANK = SequenceGroup()

@@ -7,7 +7,7 @@ from typing import Any
 
 from vlm_pg.eval.aggregation import aggregate
 from vlm_pg.eval.contracts import Answered, Output, Reading
-from vlm_pg.eval.exam import EvalSet
+from vlm_pg.eval.eval_set import EvalSet
 
 
 def figures_of(

@@ -22,8 +22,8 @@ from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
 from vlm_pg.eval.record import protocol_record
 from vlm_pg.eval.repeat import compared
 from vlm_pg.eval.report import write_eval_report
-from vlm_pg.eval.runner import Evaluator, Examinee
-from vlm_pg.eval.through_server import ServerExam
+from vlm_pg.eval.runner import EvalModel, Evaluator
+from vlm_pg.eval.server_evaluation import ServerEvaluation
 from vlm_pg.files import write_json_atomic
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import WeightlessPolicy, load_policy
@@ -83,7 +83,7 @@ def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = Non
 
 def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
     ranks = RankLayout.here()
-    console = Console(enabled=ranks.is_first)
+    console = Console(enabled=ranks.is_rank0)
     start_seconds = time.monotonic()
     folder = _folder(config, path)
     if like is not None:
@@ -93,18 +93,18 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
     with ExitStack() as stack:
         by_server = config.rollout.engine == "server"
         policy = _without_weights(config, path) if by_server else _loaded(config, path, console)
-        exam = None
+        served = None
         if by_server:
             # With a tokenizer of its own: the server is asked in another thread than prompts are made in.
-            exam = ServerExam(config, path, _without_weights(config, path), folder / "served", console.warn)
-            for line in exam.introduction():
+            served = ServerEvaluation(config, path, _without_weights(config, path), folder / "served", console.warn)
+            for line in served.introduction():
                 console.info(line)
-        record = protocol_record(config, path, policy, None if exam is None else exam.record())
+        record = protocol_record(config, path, policy, None if served is None else served.record())
         opened = ranks.first_says(lambda: open_folder(folder, record, config.eval.resume, console.info))
         stack.callback(opened.close)
         folder.mkdir(parents=True, exist_ok=True)  # of another host
-        results, records = _answer(config, policy, exam, ranks, console, folder)
-        if ranks.is_first:
+        results, records = _answer(config, policy, served, ranks, console, folder)
+        if ranks.is_rank0:
             judge_answers(config.eval.judge, config.reward, folder, results, console)
         Meeting().wait()  # collectives would not wait for a judge
         seconds = round(time.monotonic() - start_seconds, 1)
@@ -156,7 +156,7 @@ def _conclude(
 def _answer(
     config: RunConfig,
     policy: Policy | WeightlessPolicy,
-    exam: ServerExam | None,
+    served: ServerEvaluation | None,
     ranks: RankLayout,
     console: Console,
     folder: Path,
@@ -165,7 +165,7 @@ def _answer(
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
     data = config.data
     log = None
-    if ranks.is_first:
+    if ranks.is_rank0:
         path = folder / "bad_samples.jsonl"
         log = BadSampleLog(path, data.max_bad_share, data.min_seen_for_bad_share, console.warn)
 
@@ -177,10 +177,10 @@ def _answer(
         Rewarder(config.reward, warn=console.warn) as rewarder,
         WholeReader(config.reward, console.warn) as whole,
     ):
-        examinee = Examinee(policy, sources, rewarder, whole, ranks)
-        if exam is not None:
-            examinee = replace(examinee, sampler_of=exam.sampler, stop_asking=exam.stop)
-        evaluator = Evaluator(config, examinee, console, log, _Pictures(config, folder))
+        eval_model = EvalModel(policy, sources, rewarder, whole, ranks)
+        if served is not None:
+            eval_model = replace(eval_model, sampler_of=served.sampler, stop_asking=served.stop)
+        evaluator = Evaluator(config, eval_model, console, log, _Pictures(config, folder))
         results = evaluator.run("answers", AnswerFiles(folder, ranks.rank))
         return results, {item.name: item.records for item in evaluator.sets}
 

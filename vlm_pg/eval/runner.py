@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.distributed import ALONE, Meeting, RankLayout, gather_objects
-from vlm_pg.eval.ahead import Ahead, Sampled
+from vlm_pg.distributed import SINGLE_RANK, Meeting, RankLayout, gather_objects
 from vlm_pg.eval.answer_files import AnswerFiles, Row
 from vlm_pg.eval.batches import batches_of, most_visual_tokens
 from vlm_pg.eval.contracts import Answered, Output, Reader, Reading
-from vlm_pg.eval.exam import EvalSet, read_sets
+from vlm_pg.eval.eval_set import EvalSet, read_sets
 from vlm_pg.eval.figures import check_details, figures_of
+from vlm_pg.eval.prefetch import Prefetcher, Sampled
 from vlm_pg.eval.readers import reader_name, reader_of
 from vlm_pg.eval.strict import strict_reading
 from vlm_pg.media.settings import MediaSettings
@@ -71,11 +71,11 @@ class _UnderWay:
 
 
 @dataclass(frozen=True)
-class Examinee:
+class EvalModel:
     """A policy, and what its answers take: prompts made and rewards given as in training.
 
-    ``whole``: reads whole outputs. ``ranks``: batches of questions are dealt out to them in turn. ``weights_at_hand``:
-    entered around sampling. ``sampler_of``: who answers the questions of a set; None: the policy itself, which must
+    ``whole``: reads whole outputs. ``ranks``: take batches of questions round-robin. ``gathered_parameters``: entered
+    around sampling. ``sampler_of``: who answers the questions of a set; None: the policy itself, which must
     have its weights then. ``stop_asking``: of samplers that work elsewhere, and are asked while the next prompts are
     made: ends that.
     """
@@ -84,8 +84,8 @@ class Examinee:
     sources: SourcePool
     rewarder: Rewarder
     whole: WholeReader
-    ranks: RankLayout = ALONE
-    weights_at_hand: Callable[[], AbstractContextManager[None]] = nullcontext
+    ranks: RankLayout = SINGLE_RANK
+    gathered_parameters: Callable[[], AbstractContextManager[None]] = nullcontext
     should_stop: Callable[[], bool] = lambda: False
     sampler_of: Callable[[EvalSet], Sampler] | None = None
     stop_asking: Callable[[], None] | None = None
@@ -102,16 +102,20 @@ class Evaluator:
     def __init__(
         self,
         config: RunConfig,
-        examinee: Examinee,
+        eval_model: EvalModel,
         console: Console,
         bad_log: BadSampleLog | None,
         showing: Showing = lambda sample, prompt, place: {},
     ):
         self._config, self._console, self._bad_log, self._showing = config, console, bad_log, showing
-        self._policy, self._sources, self._rewarder = examinee.policy, examinee.sources, examinee.rewarder
-        self._ranks, self._weights_at_hand = examinee.ranks, examinee.weights_at_hand
-        self._whole, self._should_stop, self._sampler_of = examinee.whole, examinee.should_stop, examinee.sampler_of
-        self._stop_asking = examinee.stop_asking
+        self._policy, self._sources, self._rewarder = eval_model.policy, eval_model.sources, eval_model.rewarder
+        self._ranks, self._weights_at_hand = eval_model.ranks, eval_model.gathered_parameters
+        self._whole, self._should_stop, self._sampler_of = (
+            eval_model.whole,
+            eval_model.should_stop,
+            eval_model.sampler_of,
+        )
+        self._stop_asking = eval_model.stop_asking
         self._recorded: set[str] = set()
         self.sets = read_sets(config, self._policy, console, bad_log)
         for item in self.sets:
@@ -155,7 +159,7 @@ class Evaluator:
                 self._recorded.add(item.name)
                 faults = [_fault(row) for row in rows if row["fault"] is not None]
                 self._bad_log.record_tried(len(item.samples), faults)
-            if self._ranks.is_first:
+            if self._ranks.is_rank0:
                 files.complete(item.name, rows)
             formats = [value for row in rows for value in row.get("formats", ())]
             reader = reader_name(self._config.eval.reader, item.protocol)
@@ -223,7 +227,7 @@ class Evaluator:
                 rows.extend(found)
                 advance(found)
 
-        with Ahead(sampler, self._stop_asking) as ahead:
+        with Prefetcher(sampler, self._stop_asking) as ahead:
             for index, batch in enumerate(open_batches):
                 following = open_batches[index + 1] if index + 1 < len(open_batches) else None
                 questions = {sample.sample_id: _Question(sample, places[sample.sample_id]) for sample in batch}

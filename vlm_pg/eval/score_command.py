@@ -12,7 +12,7 @@ from vlm_pg.answers.whole import WholeReader
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.answer_files import AnswerFiles
-from vlm_pg.eval.elsewhere import read_outputs, score_outputs
+from vlm_pg.eval.external_outputs import read_outputs, score_outputs
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.folder import PROTOCOL, RESULT, move_aside
 from vlm_pg.eval.judging.judge import check_judge, judge_answers, judge_record

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses, plan_micro_batches, tree_tokens
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes, stream_share
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import shared_tokens
@@ -102,7 +102,7 @@ def pack_micro_batch(
     groups: Sequence[ResponseGroup],
     micro: MicroBatch | None = None,
     chunks: int = 0,
-    sequence: SequenceGroup = BY_ITSELF,
+    sequence: SequenceGroup = SINGLE_SP_RANK,
 ) -> Streams:
     """The streams of a micro-batch, of which this sequence rank computes its share.
 
@@ -209,7 +209,7 @@ def backward_in_chunks(
     chunk_tokens: int | None,
     features: Sequence[VisualFeatures] | None = None,
     temperature: float = 1.0,
-    sequence: SequenceGroup = BY_ITSELF,
+    sequence: SequenceGroup = SINGLE_SP_RANK,
 ) -> torch.Tensor:
     """Accumulate the gradient of a loss that is a sum over responses, without holding all responses at once.
 

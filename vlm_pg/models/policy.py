@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from vlm_pg.attention.plan import reading_plan
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.family import Family, refuse_media
@@ -20,7 +20,7 @@ from vlm_pg.models.network import Network
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
 from vlm_pg.models.prefix_states import PrefixStates
 from vlm_pg.models.settings import ModelSettings, PositionRule
-from vlm_pg.models.turns import Turns, idle_parts
+from vlm_pg.models.turns import Turns, noop_modules
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
 
@@ -91,7 +91,7 @@ class Policy(Network):
         groups: Sequence[ResponseGroup],
         features: Sequence[VisualFeatures] | None = None,
         temperature: float = 1.0,
-        sequence: SequenceGroup = BY_ITSELF,
+        sequence: SequenceGroup = SINGLE_SP_RANK,
     ) -> list[list[torch.Tensor]]:
         """Log-probability of every response token; differentiable.
 
@@ -127,7 +127,7 @@ class Policy(Network):
             self.check_group(group)
         return pack(groups, self.device) if self.settings.share_prefix else pack_repeated(groups, self.device)
 
-    def encode_vision(self, prompts: Sequence[Prompt], sequence: SequenceGroup = BY_ITSELF) -> list[Prompt]:
+    def encode_vision(self, prompts: Sequence[Prompt], sequence: SequenceGroup = SINGLE_SP_RANK) -> list[Prompt]:
         """The prompts with their visual features, without a graph; see ``VisionEncoder.encode``."""
         features = self.vision.encode(prompts, sequence=sequence)
         return [replace(prompt, features=item) for prompt, item in zip(prompts, features, strict=True)]
@@ -208,7 +208,7 @@ class Policy(Network):
         return self.run_tower(*self.pixels.empty_token(self.device)).sum() * 0.0
 
     @contextmanager
-    def at_own_pace(self, scattered: bool) -> Iterator[None]:
+    def independent_ranks(self, scattered: bool) -> Iterator[None]:
         """Inside, without gradients, ranks need not make the same calls.
 
         ``scattered``: weights lie with several ranks and are gathered part by part, so the ranks take turns; else all
@@ -217,7 +217,7 @@ class Policy(Network):
         can end them.
         """
         self._own_pace, self._in_turns = True, scattered
-        self.turns = Turns(idle_parts(self), self.device) if scattered else None
+        self.turns = Turns(noop_modules(self), self.device) if scattered else None
         try:
             yield
             if self.turns is not None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.errors import ModelError
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.lora import adapter_disabled
@@ -28,7 +28,7 @@ class ScoringPolicy(Protocol):
         """As ``Policy.forward``."""
 
     def logprobs(
-        self, groups: Sequence[ResponseGroup], *, temperature: float, sequence: SequenceGroup = BY_ITSELF
+        self, groups: Sequence[ResponseGroup], *, temperature: float, sequence: SequenceGroup = SINGLE_SP_RANK
     ) -> list[list[torch.Tensor]]:
         """As ``Policy.logprobs``."""
         ...
@@ -62,7 +62,7 @@ class AdapterFreeReference:
 
     @torch.no_grad()
     def logprobs(
-        self, groups: Sequence[ResponseGroup], *, temperature: float = 1.0, sequence: SequenceGroup = BY_ITSELF
+        self, groups: Sequence[ResponseGroup], *, temperature: float = 1.0, sequence: SequenceGroup = SINGLE_SP_RANK
     ) -> list[list[torch.Tensor]]:
         """As ``Policy.logprobs``."""
         with adapter_disabled(self.policy.model):

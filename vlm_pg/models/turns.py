@@ -55,7 +55,7 @@ class Turns:
         return int(min_over_ranks({"part": wanted}, self._device)["part"])
 
 
-def idle_parts(network: Network) -> dict[str, Callable[[], object]]:
+def noop_modules(network: Network) -> dict[str, Callable[[], object]]:
     """A run without effect of each part: what a rank does while others need the part and it does not."""
 
     def decoder() -> torch.Tensor:

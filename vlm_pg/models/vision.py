@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.memory import tensor_bytes
 from vlm_pg.models.family import Family
 from vlm_pg.models.feature_store import FeatureStore
@@ -98,7 +98,7 @@ class VisionEncoder:
         prompts: Sequence[Prompt],
         with_graph: bool = False,
         keep_graph: bool = False,
-        sequence: SequenceGroup = BY_ITSELF,
+        sequence: SequenceGroup = SINGLE_SP_RANK,
     ) -> list[VisualFeatures]:
         """Features of each prompt; only what is not kept already goes through the tower.
 
@@ -215,7 +215,11 @@ class VisionEncoder:
         return features
 
     def _encoded(
-        self, pixels: torch.Tensor, grids: torch.Tensor, sequence: SequenceGroup, everyone: SequenceGroup = BY_ITSELF
+        self,
+        pixels: torch.Tensor,
+        grids: torch.Tensor,
+        sequence: SequenceGroup,
+        everyone: SequenceGroup = SINGLE_SP_RANK,
     ) -> torch.Tensor:
         """[M, ...] of all media; each process of ``sequence``, or of ``everyone``, runs the tower on some frames."""
         if sequence.size == everyone.size == 1:

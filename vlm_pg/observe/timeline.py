@@ -75,7 +75,7 @@ class Timeline:
             return
         hosts = gather_objects(socket.gethostname())
         self._opened = True
-        if self.ranks.is_first:
+        if self.ranks.is_rank0:
             self._file = _RotatingTrace(folder, self.megabytes * 2**20 // 2, _rank_names(hosts))
 
     def hand_in(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
@@ -118,7 +118,7 @@ class RolloutEngine:
 
     @torch.no_grad()
     def generate(
-        self, prompts: Sequence[Prompt], step: int | str, sequence: SequenceGroup = BY_ITSELF
+        self, prompts: Sequence[Prompt], step: int | str, sequence: SequenceGroup = SINGLE_SP_RANK
     ) -> list[tuple[Rollout, ...]]:
         """``num_generations`` rollouts of every prompt.
 
@@ -285,7 +285,7 @@ class _ContinuousBatch:
     ):
         self.engine, self.policy, self.settings = engine, engine.policy, engine.settings
         share = self.policy.settings.share_prefix
-        sequence = BY_ITSELF if together is None else together.sequence
+        sequence = SINGLE_SP_RANK if together is None else together.sequence
         own = engine.share_of_rollouts(sequence)
         # Where nothing is shared every rollout has a prompt of its own.
         self.copies = 1 if share else self.settings.num_generations

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB, free_bytes
 from vlm_pg.models.lora import has_adapter
@@ -109,7 +109,7 @@ def adapter_merged(
     policy: Policy,
     settings: RolloutSettings,
     largest_group: Callable[[], int],
-    sequence: SequenceGroup = BY_ITSELF,
+    sequence: SequenceGroup = SINGLE_SP_RANK,
     kept: int = 0,
 ) -> Iterator[Merge]:
     """Inside, the language model's adapters are merged into its weights, which are restored bit for bit afterwards.

@@ -12,7 +12,7 @@ import torch
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.plan import AttentionPlan, reading_plan
 from vlm_pg.attention.tree import PrefixTree
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models.contexts import ChunkContext, TreeContext
 from vlm_pg.models.forward import Rows, hidden_of_rows
 from vlm_pg.models.linear_attention import LinearHeads, LinearStates
@@ -77,7 +77,7 @@ class Prefill:
         prompts: Sequence[Prompt],
         budget: int,
         between_layers: Callable[[], None],
-        sequence: SequenceGroup = BY_ITSELF,
+        sequence: SequenceGroup = SINGLE_SP_RANK,
         divided: bool = False,
         layers: AbstractContextManager[None] | None = None,
     ):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vlm_pg.distributed import BY_ITSELF, SequenceGroup
+from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models.packing import one_by_one
 from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.types import ResponseGroup
@@ -23,7 +23,7 @@ class PolicyScorer:
 
     @torch.no_grad()
     def score(
-        self, groups: Sequence[ResponseGroup], temperature: float, sequence: SequenceGroup = BY_ITSELF
+        self, groups: Sequence[ResponseGroup], temperature: float, sequence: SequenceGroup = SINGLE_SP_RANK
     ) -> list[list[torch.Tensor]]:
         """Per group, per response: fp32 [R] on the CPU, under the policy at ``temperature``.
 

@@ -18,7 +18,7 @@ from vlm_pg.data.order import asked_of, check_weights
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.distributed import local_device
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.eval.exam import EvalSet
+from vlm_pg.eval.eval_set import EvalSet
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.memory import tensor_bytes

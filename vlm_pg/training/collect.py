@@ -193,7 +193,7 @@ class Collector:
         with self.phases.timed("vision"):
             if trains and to_train and share:
                 vision = self._encoded(prompts)
-        with self.phases.timed("rollout"), self.engine.weights_at_hand():
+        with self.phases.timed("rollout"), self.engine.gathered_parameters():
             # Each rank enters a frozen tower as often as it needs, so it runs where all weights are gathered.
             if share and not trains:
                 vision = self._encoded(prompts)
@@ -314,7 +314,7 @@ class Collector:
         score = self.stages.reference.score
         if self.parallel is not None:
             score = partial(self.parallel.score, self.stages.reference)
-        with self.phases.timed("reference"), self.stages.around_reference(), self.engine.weights_at_hand():
+        with self.phases.timed("reference"), self.stages.around_reference(), self.engine.gathered_parameters():
             scored = score(asked, self.config.rollout.temperature)
         found = [
             [

@@ -165,17 +165,21 @@ class DeepSpeedEngine(Engine):
         if self._stage < 3:
             super().save_weights(folder)
         else:
-            save_scattered(self.policy.model, folder, _gathered, self.ranks.is_first, SHARD_BYTES)
+            save_scattered(self.policy.model, folder, _gathered, self.ranks.is_rank0, SHARD_BYTES)
 
     @contextmanager
-    def weights_at_hand(self) -> Iterator[None]:
+    def gathered_parameters(self) -> Iterator[None]:
         if self._stage < 3:
             yield
         elif self.gathers_all:
-            with _gathered(self.policy.parameters()), self._without_hooks(), self.policy.at_own_pace(scattered=False):
+            with (
+                _gathered(self.policy.parameters()),
+                self._without_hooks(),
+                self.policy.independent_ranks(scattered=False),
+            ):
                 yield
         else:
-            with self.policy.at_own_pace(scattered=True):
+            with self.policy.independent_ranks(scattered=True):
                 yield
 
     def _weights_fit(self) -> bool:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vlm_pg.distributed import (
-    ALONE,
-    BY_ITSELF,
+    SINGLE_RANK,
+    SINGLE_SP_RANK,
     RankLayout,
     SequenceGroup,
     gather_objects,
@@ -43,13 +43,13 @@ class Engine(ABC):
 
     policy: Policy
     module: Callable[..., Any]
-    ranks: RankLayout = ALONE
+    ranks: RankLayout = SINGLE_RANK
     # What several processes do together in a step; None for one process.
     parallel: Parallel | None = None
     # The processes that share this one's token streams.
-    sequence: SequenceGroup = BY_ITSELF
+    sequence: SequenceGroup = SINGLE_SP_RANK
     # All processes, where they divide the frames of a tower that trains among themselves.
-    everyone: SequenceGroup = BY_ITSELF
+    everyone: SequenceGroup = SINGLE_SP_RANK
     # For the line a run begins with.
     description: str
     # What backward() multiplies losses by before they reach the graph.
@@ -121,11 +121,11 @@ class Engine(ABC):
 
     def save_weights(self, folder: Path) -> None:
         """Write the model, or its adapter alone, as ``save_pretrained`` does; called on every rank."""
-        if self.ranks.is_first:
+        if self.ranks.is_rank0:
             self.policy.model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
 
     @contextmanager
-    def weights_at_hand(self) -> Iterator[None]:
+    def gathered_parameters(self) -> Iterator[None]:
         """Around generation and evaluation: inside, ranks use the policy independently, without gradients.
 
         No other collectives inside: the weights may be gathered in lockstep.
@@ -185,7 +185,7 @@ class TorchEngine(Engine):
     makes the same step.
     """
 
-    def __init__(self, policy: Policy, settings: TrainingSettings, ranks: RankLayout = ALONE):
+    def __init__(self, policy: Policy, settings: TrainingSettings, ranks: RankLayout = SINGLE_RANK):
         super().__init__(policy, settings, ranks)
         self.module = policy
         self.description = "torch" if ranks.world_size == 1 else "torch (all weights on every rank)"

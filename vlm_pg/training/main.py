@@ -17,7 +17,7 @@ from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.figure_lines import table
-from vlm_pg.eval.runner import Evaluator, Examinee
+from vlm_pg.eval.runner import EvalModel, Evaluator
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.feature_cache import keep_features
@@ -93,7 +93,7 @@ def _train(config: RunConfig, watch: RankWatch) -> int:
                 refuse_at_once(config)
                 ranks = layout_of(config)
                 stop = stack.enter_context(StopRequest(ranks).listening())
-                run = _Run(config, Console(enabled=ranks.is_first), stop, phases, timeline, stack)
+                run = _Run(config, Console(enabled=ranks.is_rank0), stop, phases, timeline, stack)
             watch.completed_step = lambda: run.progress.step
             return run.go()
         except BaseException as error:
@@ -143,18 +143,18 @@ class _Run:
         self.sources = stack.enter_context(
             SourcePool(builder, config.data, config.media, self.policy.pixel_factor, fits_model, pool, config.cache)
         )
-        self.digests = data_digests(config.data, usable_of_each(found)) if self.ranks.is_first else {}
+        self.digests = data_digests(config.data, usable_of_each(found)) if self.ranks.is_rank0 else {}
         # Everything that can be refused has been read: only now is an earlier run's folder touched.
         self.folder, self.presence = opening.open(begins_again=resume_from is None)
         if resume_from is not None:
             console.info(f"resuming after step {self.progress.step} from {resume_from}")
             for line in changed_data(self.state.get("data"), self.digests):
                 console.warn(line)
-            if self.ranks.is_first:
+            if self.ranks.is_rank0:
                 abandon_others(self.folder.checkpoints, resume_from, self.progress.step, console.warn)
                 point_to_best(self.folder.checkpoints, config.training.keep_best, console.warn)
         self.bad_log: BadSampleLog | None = None
-        if self.ranks.is_first:
+        if self.ranks.is_rank0:
             most, least_seen = config.data.max_bad_share, config.data.min_seen_for_bad_share
             self.bad_log = BadSampleLog(self.folder.bad_samples, most, least_seen, console.warn)
             self.bad_log.record_file(bad, len(found) + len(bad))
@@ -266,7 +266,7 @@ class _Run:
     def _open_logs(self, resume_step: int | None) -> StepLogs:
         """What is written after every step, by rank 0."""
         self.timeline.open(self.folder)
-        if not self.ranks.is_first:
+        if not self.ranks.is_rank0:
             return StepLogs()
         observe, enter = self.config.observe, self.stack.enter_context
         metrics = enter(MetricsLog(self.folder, resume_step))
@@ -307,16 +307,16 @@ class _Run:
             )
         from vlm_pg.eval.runner import Evaluator
 
-        examinee = Examinee(
+        eval_model = EvalModel(
             self.policy,
             self.sources,
             self.rewarder,
             self.stack.enter_context(WholeReader(config.reward, self.console.warn)),
             self.ranks,
-            self.engine.weights_at_hand,
+            self.engine.gathered_parameters,
             self.stop.between_tokens,
         )
-        return Evaluator(config, examinee, self.console, self.bad_log)
+        return Evaluator(config, eval_model, self.console, self.bad_log)
 
     def _summarize(self, evaluator: Evaluator, tag: Literal["before", "after"]) -> None:
         self.summary.set(f"eval_{tag}", self._evaluate(evaluator, tag))
@@ -336,7 +336,7 @@ class _Run:
         progress = self.progress
         if self.presence is not None:
             self.presence.check()
-        best = find_best(self.folder.checkpoints, self.config.training.keep_best) if self.ranks.is_first else None
+        best = find_best(self.folder.checkpoints, self.config.training.keep_best) if self.ranks.is_rank0 else None
         self.summary.write(
             finished=finished,
             steps=progress.step,
@@ -352,7 +352,7 @@ class _Run:
             **({} if best is None else {"best_checkpoint": f"{best.parent.name}/{best.name}"}),
         )
         self.timeline.hand_in()
-        if self.ranks.is_first:
+        if self.ranks.is_rank0:
             if self.config.observe.report:
                 from vlm_pg.observe.report import write_report
 

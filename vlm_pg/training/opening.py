@@ -89,7 +89,7 @@ class OpenFolder:
         problem = self._ranks.first_says(self._lock_what_came_since)
         if problem is not None:
             raise ConfigError(problem)
-        if self._ranks.is_first:
+        if self._ranks.is_rank0:
             resuming = self._config.run.resume != "never"
             before = self._settings_before(folder) if resuming else None
             folder = RunFolder.create(self.path, resume=resuming, announce=self._info)
@@ -150,7 +150,7 @@ class RunSummary:
             earlier = None
         evaluated = earlier.get("eval_before", {}) if isinstance(earlier, dict) else None
         if not isinstance(earlier, dict) or not isinstance(evaluated, dict) or find_non_finite(evaluated) is not None:
-            if ranks.is_first:
+            if ranks.is_rank0:
                 moved = folder.summary.rename(folder.summary.with_name(f"{folder.summary.name}.damaged"))
                 warn(f"{folder.summary} is damaged: an evaluation before training is lost; moved it to {moved}")
             return cls(folder, ranks, {})
@@ -168,5 +168,5 @@ class RunSummary:
         """Add entries and write the file."""
         self._values.update(values)
         self._values.setdefault("finished", False)
-        if self._ranks.is_first:
+        if self._ranks.is_rank0:
             self._folder.write_summary(self._values)

@@ -121,7 +121,7 @@ def write_states(folder: Path, states: OptimizerStates, ranks: RankLayout, file_
     folder.mkdir(exist_ok=True)
     for place, tensors in enumerate(_files(states.slices(), file_bytes)):
         save_file(tensors, folder / f"rank-{ranks.rank:05d}-{place:05d}.safetensors")
-    if ranks.is_first:
+    if ranks.is_rank0:
         contents = {"updates": states.updates, "masters": states.masters, "weights": dict(states.shapes)}
         (folder / CONTENTS).write_text(json.dumps(contents, indent=2))
 

@@ -365,7 +365,7 @@ def _encoded(engine: Engine, prompts: Sequence[Prompt]) -> StepFeatures:
     if engine.policy.vision.trains:
         return StepFeatures(engine.policy, prompts, engine.sequence, engine.everyone)
     # Kept since the rollouts were sampled, by all processes of the data rank.
-    with engine.weights_at_hand():
+    with engine.gathered_parameters():
         return StepFeatures(engine.policy, prompts)
 
 

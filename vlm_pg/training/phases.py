@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from vlm_pg.distributed import ALONE, RankLayout
+from vlm_pg.distributed import SINGLE_RANK, RankLayout
 
 # Waiting for other ranks, where a rank can know that it does.
 IDLE = "idle"
@@ -29,7 +29,7 @@ class Phases:
     A phase within another one takes its seconds from it, so that all together are the time that went by.
     """
 
-    def __init__(self, ranks: RankLayout = ALONE) -> None:
+    def __init__(self, ranks: RankLayout = SINGLE_RANK) -> None:
         self.seconds: dict[str, float] = {}
         self.of_step: dict[str, float] = {}
         self.observers: list[PhaseObserver] = []

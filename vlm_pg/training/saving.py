@@ -14,7 +14,7 @@ import yaml
 from safetensors import SafetensorError
 
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import ALONE, RankLayout, barrier
+from vlm_pg.distributed import SINGLE_RANK, RankLayout, barrier
 from vlm_pg.errors import CheckpointError, ModelError
 from vlm_pg.files import parse_json_line
 from vlm_pg.models.loading import load_config
@@ -40,21 +40,21 @@ def save_checkpoint(folder: Path, step: int, policy: Policy, engine: Engine, sta
     """
     temporary = folder / f".tmp-step-{step:06d}"
     try:
-        if engine.ranks.is_first:
+        if engine.ranks.is_rank0:
             checkpoints.begin(folder, step)
         barrier()
         engine.save_weights(temporary)
-        if engine.ranks.is_first:
+        if engine.ranks.is_rank0:
             policy.processor.save_pretrained(temporary)
         engine.save_optimizer(temporary)
         barrier()
-        if engine.ranks.is_first:
+        if engine.ranks.is_rank0:
             checkpoints.commit(temporary, step, state)
         barrier()
     except (OSError, SafetensorError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _WRITE_FAILED.search(str(error)):
             raise
-        if engine.ranks.is_first:
+        if engine.ranks.is_rank0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"The checkpoint of step {step} could not be written to {folder}: {error}. Make room or correct the "
@@ -67,7 +67,7 @@ def checkpoint_to_resume(
     folder: Path,
     warn: Callable[[str], None],
     refused: Mapping[Path, str] | None = None,
-    ranks: RankLayout = ALONE,
+    ranks: RankLayout = SINGLE_RANK,
 ) -> Path | None:
     """The checkpoint ``run.resume`` asks for, its files verified by rank 0; None to start anew.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vlm_pg.distributed import BY_ITSELF, RankLayout, SequenceGroup, exchange_rows, gather_objects, max_over_ranks
+from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, exchange_rows, gather_objects, max_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.types import Prompt, VisualFeatures
 
@@ -45,8 +45,8 @@ class StepFeatures:
         self,
         policy: Policy,
         prompts: Sequence[Prompt],
-        sequence: SequenceGroup = BY_ITSELF,
-        everyone: SequenceGroup = BY_ITSELF,
+        sequence: SequenceGroup = SINGLE_SP_RANK,
+        everyone: SequenceGroup = SINGLE_SP_RANK,
     ):
         self._policy = policy
         trains = policy.vision.trains

@@ -345,7 +345,7 @@ class Trainer:
             }
             save_checkpoint(folder, progress.step, self.policy, self.engine, state)
             self._score.begin_again()
-            if self.engine.ranks.is_first:
+            if self.engine.ranks.is_rank0:
                 best = point_to_best(folder, self.config.training.keep_best, self.console.warn)
                 checkpoints.prune(folder, self.config.training.keep_checkpoints, best)
         self.sampler.use_checkpoint(path)

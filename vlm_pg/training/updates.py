@@ -152,7 +152,7 @@ def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -
     Those of pruned rollouts, which nothing reads, are empty.
     """
     asked = [group.only_kept().response_group for group in groups if trains(group)]
-    with engine.weights_at_hand():
+    with engine.gathered_parameters():
         scorer = PolicyScorer(engine.policy, config.rollout.prefill_tokens)
         score = scorer.score if engine.parallel is None else partial(engine.parallel.score, scorer)
         found = iter(score(asked, config.rollout.temperature))
@@ -266,7 +266,7 @@ def _encoded(engine: Engine, prompts: Sequence[Prompt]) -> StepFeatures:
     if engine.policy.vision.trains:
         return StepFeatures(engine.policy, prompts, engine.sequence)
     # Each rank enters a frozen tower as often as its own prompts need.
-    with engine.weights_at_hand():
+    with engine.gathered_parameters():
         return StepFeatures(engine.policy, prompts, engine.sequence)
 
 

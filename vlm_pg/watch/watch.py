@@ -150,7 +150,7 @@ class RankWatch:
         except ConnectionError as error:
             raise _silent(0) from error
         meeting = SharedNote(f"{name}/meeting")
-        if self._ranks.is_first:
+        if self._ranks.is_rank0:
             self._accept_all(name, ours, meeting)
             return
         # Longer than rank 0 waits for the others, so that rank 0 names the missing ones.

@@ -150,7 +150,7 @@ def test_no_module_of_ours_on_the_way_is_forgotten(case: str) -> None:
         if event == "call":
             ran.add(frame.f_globals.get("__name__", ""))
 
-    with policy.at_own_pace(scattered=True) if case == "in turns" else contextlib.nullcontext():
+    with policy.independent_ranks(scattered=True) if case == "in turns" else contextlib.nullcontext():
         before = sys.getprofile()
         sys.setprofile(note)
         try:

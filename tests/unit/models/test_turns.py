@@ -10,7 +10,7 @@ import torch
 
 from tests.support.groups import tiny_policy
 from tests.support.runs import ROOT
-from vlm_pg.models.turns import Turns, idle_parts
+from vlm_pg.models.turns import Turns, noop_modules
 from vlm_pg.models.weights import is_sharded
 
 PARTS = ("vision", "decoder", "head")
@@ -76,7 +76,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.Monk
     monkeypatch.setattr(Turns, "finish", lambda self: pytest.fail("it helped the others before it said what is wrong"))
 
     def fail() -> None:
-        with policy.at_own_pace(scattered=True):
+        with policy.independent_ranks(scattered=True):
             assert policy.turns is not None
             raise RuntimeError("out of memory")
 
@@ -97,5 +97,5 @@ def test_one_file_knows_how_sharded_weights_are_marked() -> None:
 @torch.no_grad()
 def test_parts_run_idle_on_nothing() -> None:
     for family in ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen2"):
-        for part in idle_parts(tiny_policy(family=family)).values():
+        for part in noop_modules(tiny_policy(family=family)).values():
             assert part().isfinite().all()  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ import torch
 from tests.support.groups import tiny_policy
 from tests.support.odd_server import OddServer, Reply
 from tests.unit.rollout.test_server_misbehaviours import recorded_or_raised
-from vlm_pg.distributed import ALONE
+from vlm_pg.distributed import SINGLE_RANK
 from vlm_pg.errors import ConfigError, SampleError, ServerError
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
@@ -462,10 +462,10 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     trainer = object.__new__(Trainer)
     trainer.config = SimpleNamespace(training=SimpleNamespace(steps=3))  # type: ignore[assignment]
     trainer.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
-    trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(ALONE), Progress(step=1)
-    trainer.engine = SimpleNamespace(ranks=ALONE)  # type: ignore[assignment]
+    trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(SINGLE_RANK), Progress(step=1)
+    trainer.engine = SimpleNamespace(ranks=SINGLE_RANK)  # type: ignore[assignment]
     trainer.sampler = SimpleNamespace()  # type: ignore[assignment]
-    trainer._cores, trainer._presence, trainer.timeline = CoreWatch(), None, Timeline(ALONE, 0)
+    trainer._cores, trainer._presence, trainer.timeline = CoreWatch(), None, Timeline(SINGLE_RANK, 0)
     saved: list[int] = []
 
     def fails(step: int) -> None:

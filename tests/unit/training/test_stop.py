@@ -15,7 +15,7 @@ import torch
 from tests.support.groups import tiny_policy
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.distributed import ALONE, AgreedStop, agree_to_go_on, no_way_back
+from vlm_pg.distributed import SINGLE_RANK, AgreedStop, agree_to_go_on, no_way_back
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.main import _Run
 from vlm_pg.training.settings import TrainingSettings
@@ -27,14 +27,14 @@ from vlm_pg.training.updates import Update, UpdateSettings, update_policy
     "number, interrupted", [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True)]
 )
 def test_signals_are_heard_and_told_apart(number: signal.Signals, interrupted: bool) -> None:
-    with StopRequest(ALONE).listening() as stop:
+    with StopRequest(SINGLE_RANK).listening() as stop:
         assert not stop.between_tokens()
         os.kill(os.getpid(), number)
         assert stop.between_tokens() and stop.interrupted is interrupted
 
 
 def test_nobody_leaves_outside_of_the_block_or_behind_the_point_of_no_return() -> None:
-    stop = StopRequest(ALONE)
+    stop = StopRequest(SINGLE_RANK)
     stop.asked = True
     agree_to_go_on()
     with stop.together():
@@ -46,7 +46,7 @@ def test_nobody_leaves_outside_of_the_block_or_behind_the_point_of_no_return() -
 
 
 def test_behind_a_block_within_another_the_other_goes_on() -> None:
-    within, around = StopRequest(ALONE), StopRequest(ALONE)
+    within, around = StopRequest(SINGLE_RANK), StopRequest(SINGLE_RANK)
     around.asked = True
     with around.together():
         with within.together():
@@ -60,7 +60,7 @@ def test_behind_a_block_within_another_the_other_goes_on() -> None:
 def test_handlers_are_put_back_where_listening_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = [signal.getsignal(number) for number in LISTENED]
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
-    with pytest.raises(RuntimeError, match="new thread"), StopRequest(replace(ALONE, world_size=2)).listening():
+    with pytest.raises(RuntimeError, match="new thread"), StopRequest(replace(SINGLE_RANK, world_size=2)).listening():
         pass
     assert [signal.getsignal(number) for number in LISTENED] == usual
 
@@ -72,7 +72,7 @@ def test_an_update_is_given_up_between_passes_or_made_whole(may_stop: bool) -> N
     engine = TorchEngine(policy, TrainingSettings(steps=1, learning_rate=1e-3))
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     update = Update(groups, 1e-3, may_stop=may_stop)
-    stop = StopRequest(ALONE)
+    stop = StopRequest(SINGLE_RANK)
     stop.asked = True
 
     def run() -> None:

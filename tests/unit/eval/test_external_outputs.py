@@ -10,7 +10,7 @@ import pytest
 
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.eval.contracts import Answered, Output, Reading
-from vlm_pg.eval.elsewhere import read_outputs, score_outputs
+from vlm_pg.eval.external_outputs import read_outputs, score_outputs
 from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
 from vlm_pg.types import AnswerKind, MediaRef, Sample
 

@@ -14,7 +14,7 @@ from vlm_pg.types import BadSample, Prompt, Rollout
 Sampled = tuple[list[tuple[Rollout, ...]], list[BadSample]]
 
 
-class Ahead(AbstractContextManager["Ahead"]):
+class Prefetcher(AbstractContextManager["Prefetcher"]):
     """Asks a sampler; a context manager, which ends what is still being asked when something raises.
 
     Args:

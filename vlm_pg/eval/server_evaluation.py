@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.errors import ConfigError, ServerError
-from vlm_pg.eval.exam import EvalSet
+from vlm_pg.eval.eval_set import EvalSet
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.lora import adapter_base
 from vlm_pg.rollout.contracts import Sampler
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ADVICE = "The same command goes on where this one ended."
 
 
-class ServerExam:
+class ServerEvaluation:
     """A server in place of a policy in this process; its kind is queried at once.
 
     Args:
