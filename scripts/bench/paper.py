@@ -36,7 +36,8 @@ from vlm_pg.memory import GIB
 from vlm_pg.models.loading import DTYPES
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.plan.time import DEVICES, Device, seconds_text
+from vlm_pg.plan.devices import DEVICES, Device
+from vlm_pg.plan.time import seconds_text
 from vlm_pg.processes import resolve
 
 FORMAT = 2

@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from vlm_pg.data.fields import Unreadable
 from vlm_pg.data.prepared import check_version
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.types import MediaKind
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ROWS = 1024
 # Rows with media inside may hold a whole video each.
@@ -249,6 +250,7 @@ def written_columns(schema: Any) -> dict[str, Convert]:
 
 
 def _converter(column: Any, feature: Any) -> Convert | None:
+    import numpy as np
     import pyarrow.types as types
 
     if type(feature).__name__ == "ClassLabel" and feature.names:
@@ -292,6 +294,8 @@ def shortest(value: float, kind: type[np.floating[Any]]) -> float:
 
     shortest(24.296875, np.float16) == 24.3. Whole numbers stay: large ones with fewer digits would be other numbers.
     """
+    import numpy as np
+
     if value.is_integer():
         return value
     with np.errstate(over="ignore"):

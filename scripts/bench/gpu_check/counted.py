@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.gpu_check.reading import Reading, read_json
-from vlm_pg.plan.time import DEVICES, GIB, Device
+from vlm_pg.plan.devices import DEVICES, GIB, Device
 
 FORMAT = 2
 _POINT = ("prefix", "generations", "response", "new_tokens", "groups")

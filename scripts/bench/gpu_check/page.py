@@ -15,7 +15,7 @@ from vlm_pg.files import write_bytes_atomic
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_sizes import LanguageShape
 from vlm_pg.observe.report.markup import page
-from vlm_pg.plan.time import Device
+from vlm_pg.plan.devices import Device
 
 _HERE = Path(__file__).parent
 # Packages whose versions stand on the page; result.json has all.

@@ -23,9 +23,9 @@ from vlm_pg.bench.step_case import TrainingCase
 from vlm_pg.bench.work import StepPoint, shared_work
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.plan.devices import Device
 from vlm_pg.plan.flops import head_flops, pair_flops, token_flops
 from vlm_pg.plan.shape import PUBLISHED
-from vlm_pg.plan.time import Device
 from vlm_pg.processes import resolve
 
 pytestmark = pytest.mark.usefixtures("thawed")

@@ -17,10 +17,11 @@ from vlm_pg.config import RunConfig, load_config
 from vlm_pg.errors import ConfigError, ModelError
 from vlm_pg.memory import GIB
 from vlm_pg.plan.command import check_fits, model_shape, published_shape
+from vlm_pg.plan.devices import DEVICES
 from vlm_pg.plan.memory import plan_memory
 from vlm_pg.plan.setup import Setup, setup_of
 from vlm_pg.plan.shape import PUBLISHED, published_config
-from vlm_pg.plan.time import DEVICES, expected_line, rollout_seconds, update_work
+from vlm_pg.plan.time import expected_line, rollout_seconds, update_work
 
 
 @pytest.fixture
