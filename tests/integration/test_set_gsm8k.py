@@ -14,8 +14,9 @@ from vlm_pg.cli import main
 pytestmark = pytest.mark.matrix
 
 GOLDS = ("1,250", "27", "18", "6", "-10", "0.5", "8", "9")
+QUESTIONS = {3: "How much in dollars does she make every day?", 5: "By how much does it change?"}
 TEST = [
-    {"question": f"How many of kind {number}?", "answer": f"Count <<1+1=2>>2.\n#### {gold}"}
+    {"question": QUESTIONS.get(number, f"How many of kind {number}?"), "answer": f"Count <<1+1=2>>2.\n#### {gold}"}
     for number, gold in enumerate(GOLDS, start=1)
 ]
 CASE = Published({"grade_school_math/data/test.jsonl": [*TEST, {"question": "How many?", "answer": "Nobody knows."}]},

@@ -58,7 +58,7 @@ TABLE = [
     Row("11_2", "First I thought B. Wait, he gets up again: the answer is (C).", ("C", 1), ("C", 1)),
     Row("22_0", "<think>It may be (A).</think>\n\nB. sit", ("B", 1), ("A", 0)),
     Row("22_1", "strum", ("B", 1), drawn("22_1", "strum", "B")),
-    Row("22_2", "hit", ("A", 0), drawn("22_2", "hit", "D")),
+    Row("22_2", "hit", (None, 0), drawn("22_2", "hit", "D")),
     Row("33_0", "There is a man and a dog, so the answer is A: two.", ("A", 1), ("A", 1)),
     Row("33_1", CANNOT, (None, 0), drawn("33_1", CANNOT, "D")),
     Row("33_2", "答案是C。", ("C", 0), drawn("33_2", "答案是C。", "B")),
@@ -96,8 +96,8 @@ def test_official_asks_at_2_frames_a_second(nextqa: Prepared, tmp_path: Path) ->
 
 def test_outputs_and_figures(nextqa: Prepared, tmp_path: Path) -> None:
     ours, published = check_table(tmp_path, nextqa, TABLE, "nextqa/lmms")
-    # 33_3 has no output, and is in no figure. Ours: 11_0, 11_1, 11_2, 22_0, 22_1, 33_0 of 9.
-    assert ours.counts == (10, 9, 1, 0, 1)
+    # 33_3 has no output, and is in no figure. Ours: 11_0, 11_1, 11_2, 22_0, 22_1, 33_0 of 9. Unread are 22_2 and 33_1.
+    assert ours.counts == (10, 9, 2, 0, 1)
     assert ours.row["accuracy"] == pytest.approx(6 / 9)
     # TP counts as TN: 11_2 and 22_0.
     types = {"CH": (1.0, 1), "CW": (1.0, 1), "DC": (1.0, 1), "DL": (0.0, 1), "DO": (0.0, 1), "TC": (0.5, 2)}

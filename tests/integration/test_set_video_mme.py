@@ -70,7 +70,7 @@ TABLE = [
     ("302-1", None, SILENT, SILENT, SILENT),
     ("601-1", "I cannot tell.", (None, 0), OUT, (None, 0)),
     ("601-2", "The correct answer is B", ("B", 1), ("B", 1), ("B", 1)),
-    ("601-3", "I first thought of D, but it is C.", ("C", 0), ("D", 1), ("C", 0)),
+    ("601-3", "I first thought of D, but it is C.", (None, 0), ("D", 1), ("C", 0)),
 ]
 MEAN, NOTE = "mean over questions", "1 of 10 questions have no output: '302-1'."
 SCORES = [
@@ -81,7 +81,7 @@ SCORES = [
         "ours",
         5 / 9,
         {MEAN: 5 / 9},
-        {"total": 10, "scored": 9, "no_output": 1, "unparsed": 2},
+        {"total": 10, "scored": 9, "no_output": 1, "unparsed": 3},
         {
             "duration": {"short": (2 / 3, 3), "medium": (2 / 3, 3), "long": (1 / 3, 3)},
             # OCR: 001-1, 001-2, 301-1, 601-2, all right; counting: 301-2 alone of five.

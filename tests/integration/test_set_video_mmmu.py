@@ -65,7 +65,7 @@ TABLE = [
     (f"{A}{ART}", "The answer is 3.43", ("3.43", 0), ("The answer is 3.43", 0), ("The answer is 3.43", 0)),
     (f"{A}{DEV[0]}", "", (None, 0), OUT, OUT),
     (f"{A}{DEV[1]}", "C", ("C", 1), ("C", 1), ("C", 1)),
-    (f"{A}{DEV[2]}", "Transformation", ("transformation", 1), ("Transformation", 1), ("Transformation", 1)),
+    (f"{A}{DEV[2]}", "Transformation", ("Transformation", 1), ("Transformation", 1), ("Transformation", 1)),
     (f"{C}{MATH}", "K", ("K", 1), ("K", 1), ("K", 1)),
     (f"{C}{MEDICINE}", "I choose option B.", ("B", 1), ("B", 1), ("I", 0)),
     (f"{P}{MATH}", "Not (A); it is (C)", ("C", 1), ("C", 1), ("C", 1)),

@@ -19,8 +19,9 @@ _RULE = re.compile(r"[\s|:=*_-]{0,400}")
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|approx|vs|etc|Mr|Mrs|Ms|Dr|St|No|[A-Z])|^\s{0,9}[0-9]{1,2})\.$")
 _ASIDE = re.compile(
     rf"\s{{0,9}}[(*]{{0,2}}{phrases('note, notes, remark, caveat, confidence, 注, 注意, 备注, 说明')}\s{{0,3}}[:：,]|"
-    rf".*\b{phrases('feel free, let me know, hope this, hope that, happy to, if you have, if you need')}\b|"
+    rf".*\b{phrases('feel free, let me know, hope this, hope that, if you have, if you need')}\b|"
     rf".*\b{phrases('if you want, would you like, typically, usually, in general, on average')}\b|"
+    rf".*\b{phrases('happy to help, happy to assist, happy to explain, happy to clarify, happy to provide')}\b|"
     r".*(?:如果[你您]|希望|通常)",
     re.IGNORECASE,
 )

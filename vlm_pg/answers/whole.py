@@ -21,7 +21,7 @@ from vlm_pg.answers.grading import CHECKERS, PREPARE, mathematics_call, mathemat
 from vlm_pg.answers.latex import statement, unspaced, words
 from vlm_pg.answers.multiple_choice import letters_in, selected_letters
 from vlm_pg.answers.numbers import ParsedNumber, in_unit_of, read_quantity, with_digits, without_quantities
-from vlm_pg.answers.options import Choices, choices_of, same_text
+from vlm_pg.answers.options import Choices, bare_text, choices_of, same_text
 from vlm_pg.answers.outputs import Said, field_of_object, plain_said, said_in
 from vlm_pg.answers.plain_text import boxed, is_formula, plain, same_but_for_case, without_marks
 from vlm_pg.answers.pool import CheckerPool
@@ -80,6 +80,7 @@ _TAKEN_BACK = re.compile(r"\b(?:change|instead|mistake|wrong|incorrect)\b|错|�
 _SYMBOL = re.compile(r"[0-9=<>+*/^%$€£¢\\]|(?<=\S\s)[A-Z](?![\w'’])|(?<![\w'’])[b-z](?![\w'’])")
 _UNITS = "[kcm]?m|k?g|m/s|km/h|°C|seconds?|minutes?|hours?|percent"
 _LABEL = re.compile(r"[(\[]?[A-Z](?:[.:)\]]|\)[.:])(?=\s)")
+_CERTAIN_LETTER = re.compile(r"(?:the\s)?(?:option\s\(?([A-Z])\)?|\(([A-Z])\))[\s.:]*(.*)", re.IGNORECASE | re.DOTALL)
 _NAMED_OPTION = re.compile(
     r"^((?:option|caption|sentence|statement|description)\s[0-9])\s?[:.)]\s?(.+)$", re.IGNORECASE | re.M
 )
@@ -286,6 +287,8 @@ def _choice(claim: Claim, sample: Sample) -> Found | None:
     text = with_digits(plain_said(_marked_right(claim.text)))
     if _CROSS.search(text):
         return _UNCLEAR if claim.is_final else None
+    if any(bare_text(option).upper() in dict(choices).keys() - {letter} for letter, option in choices):
+        return _certain_letter(claim.text, dict(choices))
     readings = (claim.text, text, conclusion(claim.text) or "")
     named = (letters_in(one, known) for one in readings if one for known in (choices_of(sample), choices))
     letters = _by_name(text, sample, choices) or next(filter(None, named), set())
@@ -303,11 +306,19 @@ def _choice(claim: Claim, sample: Sample) -> Found | None:
     return _UNCLEAR
 
 
+def _certain_letter(text: str, options: dict[str, str]) -> Found:
+    """The answer where one option's text is another's letter: "(A)" and "option A" name the letter, "A" is unclear."""
+    stated = _CERTAIN_LETTER.fullmatch(without_lead_in(plain_said(text)).strip())
+    letter = (stated[1] or stated[2]).upper() if stated else ""
+    is_certain = stated and letter in options and (not stated[3] or same_text(stated[3], options[letter]))
+    return Found(letter, letter) if is_certain else _UNCLEAR
+
+
 def _by_name(text: str, sample: Sample, choices: Choices) -> set[str]:
     """The options of the names that a question gives them ("Option 1: ..."), where ``text`` has any of these."""
     names = {
         name.casefold(): letter
-        for name, option in _NAMED_OPTION.findall(sample.question)
+        for name, option in _NAMED_OPTION.findall(f"{sample.question}\n{sample.details.get('question', '')}")
         for letter, known in choices
         if same_text(option, known)
     }
@@ -412,9 +423,11 @@ def _number(claim: Claim, sample: Sample) -> Found | None:
     is_percent = asks_percent or not _COUNT.search(sample.question) or (gold is not None and gold.is_percent)
     if converted.is_percent and not is_percent:
         return _UNCLEAR
-    digits = _digits(converted)
-    written = digits + ("%" if converted.is_percent and not asks_percent else "")
-    return Found(written, written + (f" {gold_unit.name}" if gold_unit else ""))
+    digits = rounded = _digits(converted)
+    if (precision := sample.details.get("precision")) is not None:
+        rounded = str(round(float(Fraction(digits)), int(precision)))  # as MathVista's rule: 1.25 -> 1.2
+    percent = "%" if converted.is_percent and not asks_percent else ""
+    return Found(digits + percent, rounded + percent + (f" {gold_unit.name}" if gold_unit else ""))
 
 
 def _last_side(text: str, sample: Sample) -> str | None:
@@ -544,7 +557,7 @@ def _is_asked(left: str, question: str) -> bool:
 
 
 def _formulas(question: str) -> set[str]:
-    return {unspaced(statement(one)) for one in _FORMULA.findall(question)}
+    return {unspaced(statement(one.replace("?", ""))) for one in _FORMULA.findall(question)}
 
 
 def _has_square_factor(number: str) -> bool:

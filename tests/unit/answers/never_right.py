@@ -77,6 +77,14 @@ TABLE: list[tuple[AnswerKind, str, str, dict[str, Any], tuple[str, ...]]] = [
         ),
     ),
     (
+        "multiple_choice",
+        "Which line is the longest?",
+        "B",
+        {"options": ("B", "A", "C")},  # "A" may be the letter or the text of B
+        ("A", "(A)", "B", "Option A", "The answer is A.", "The answer is B.", "\\boxed{A}", "\\boxed{B}", "(B) B"),
+    ),
+    ("numerical", "What is the mean?", "1.2", {"precision": 1.0}, ("1.26", "1.3", "1.14")),
+    (
         "yes_no",
         OPENS,
         "yes",

@@ -106,6 +106,8 @@ SUM = "What is $a+b$?"
         ("multiple_choice", ROOM, ROOMS, "C", '{"answer": "C"}', "C"),
         ("multiple_choice", ROOM, ROOMS, "C", "\\boxed{A} or \\boxed{C}", None),
         ("multiple_choice", LETTER, OPTIONS, "B", "After he reads the letter, the man opens the window.", "B"),
+        ("multiple_choice", "Which line is the longest?", ("B", "A", "C"), "B", "The answer is (B).", "B"),
+        ("multiple_choice", "Why does she smile?", ("happy to be here", "sad"), "A", "A. happy to be here", "A"),
         ("multiple_select", "Which?", ROOMS, "A, C", "The answer is A and C.", "A, C"),
         ("yes_no", "Does the man open the window?", (), "yes", "The man opens the window.", "yes"),
         ("yes_no", "Does the man open the window?", (), "no", "The man does not open the window.", "no"),
