@@ -17,6 +17,7 @@ from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.packing import pack
+from vlm_pg.models.policy import Policy
 
 FAMILY = "qwen2"
 
@@ -88,7 +89,7 @@ def test_a_fault_in_a_layer_is_noticed(fault: Callable[..., torch.Tensor], monke
         policy = fake_policy(FAMILY, CUDA)
         monkeypatch.setattr(TreeContext, "attend", spoiled)
         with pytest.raises(expected, match=words):
-            policy(as_fake(batch, CUDA), None)
+            policy(Policy.stream_logprobs, as_fake(batch, CUDA), None)
 
 
 def test_a_fault_in_backward_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +102,7 @@ def test_a_fault_in_backward_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(CudaFlashKernel, "segments_backward", spoiled)
     batch = pack(groups_of(FAMILY), CPU)
     with faked():
-        logprobs, _ = fake_policy(FAMILY, CPU)(as_fake(batch, CPU), None)
+        logprobs, _ = fake_policy(FAMILY, CPU)(Policy.stream_logprobs, as_fake(batch, CPU), None)
         with pytest.raises(FaultOnDevice, match="one dtype only"):
             logprobs.sum().backward()
 
@@ -113,7 +114,7 @@ def test_a_policy_that_was_left_on_the_host_is_noticed() -> None:
         norm = policy.language_model.norm
         norm.weight = torch.nn.Parameter(torch.empty(norm.weight.shape, dtype=torch.bfloat16))
         with pytest.raises(FaultOnDevice, match="left on the host"):
-            policy(as_fake(batch, CUDA), None)
+            policy(Policy.stream_logprobs, as_fake(batch, CUDA), None)
 
 
 def test_lengths_are_sent_once_and_nobody_waits() -> None:

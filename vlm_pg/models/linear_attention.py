@@ -24,6 +24,8 @@ from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.layer_globals import set_forward
 from vlm_pg.models.stream_share import StreamShare, heads_of, heads_to_rows, rows_to_heads
 
+# Of the L2 norm of queries and keys, as in transformers and FLA.
+NORM_EPSILON = 1e-6
 # transformers' (and FLA's) gated delta rule works in chunks of this many tokens and fills the last one up itself; nodes
 # with equally many chunks go through it together, so nothing is padded beyond that.
 CHUNK_TOKENS = 64

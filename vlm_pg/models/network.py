@@ -11,8 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vlm_pg.attention.kernels import Kernel, select_kernel
 from vlm_pg.attention.registration import AttentionContext, check_grouped
 from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
+from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import max_over_ranks
-from vlm_pg.models.contexts import StreamContext
+from vlm_pg.models.contexts import StreamContext, TreeContext
 from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.family import Family
 from vlm_pg.models.linear_attention import route_linear_layers
@@ -273,3 +274,24 @@ def check_features(media_rows: torch.Tensor, features: torch.Tensor) -> None:
             f"The stream has {media_rows.shape[0]} media tokens but {features.shape[0]} visual features; prompt and "
             "pixels do not belong together."
         )
+
+
+def noop_modules(network: Network) -> dict[str, Callable[[], object]]:
+    """A run without effect of each part: what a rank does while others need the part and it does not."""
+
+    def decoder() -> torch.Tensor:
+        token = torch.zeros(1, dtype=torch.int64, device=network.device)
+        context = TreeContext(PrefixTree([1], [-1]), network.kernel_here)
+        return network.run_layers(token, token.expand(3, 1), context)
+
+    def head() -> torch.Tensor:
+        width = network.model.get_input_embeddings().embedding_dim
+        return network.model.lm_head(torch.zeros(1, width, device=network.device, dtype=network.dtype))
+
+    parts: dict[str, Callable[[], object]] = {"decoder": decoder, "head": head}
+    return {"vision": lambda: idle_vision(network), **parts} if network.family.reads_media else parts
+
+
+def idle_vision(network: Network) -> torch.Tensor:
+    """The tower on one empty visual token."""
+    return network.family.encode_vision(network.model, *network.pixels.empty_token(network.device))

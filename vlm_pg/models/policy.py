@@ -16,11 +16,11 @@ from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.forward import read_hidden, run_back, run_chunk, run_prefixes, target_logprobs
-from vlm_pg.models.network import Network
+from vlm_pg.models.network import Network, noop_modules
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
 from vlm_pg.models.prefix_states import PrefixStates
 from vlm_pg.models.settings import ModelSettings, PositionRule
-from vlm_pg.models.turns import Turns, noop_modules
+from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
 

@@ -9,16 +9,11 @@ need it run it on their data, the others run it on one empty token and ask again
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
-from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import min_over_ranks
-from vlm_pg.models.contexts import TreeContext
-
-if TYPE_CHECKING:
-    from vlm_pg.models.network import Network
 
 T = TypeVar("T")
 
@@ -53,24 +48,3 @@ class Turns:
 
     def _agree(self, wanted: int) -> int:
         return int(min_over_ranks({"part": wanted}, self._device)["part"])
-
-
-def noop_modules(network: Network) -> dict[str, Callable[[], object]]:
-    """A run without effect of each part: what a rank does while others need the part and it does not."""
-
-    def decoder() -> torch.Tensor:
-        token = torch.zeros(1, dtype=torch.int64, device=network.device)
-        context = TreeContext(PrefixTree([1], [-1]), network.kernel_here)
-        return network.run_layers(token, token.expand(3, 1), context)
-
-    def head() -> torch.Tensor:
-        width = network.model.get_input_embeddings().embedding_dim
-        return network.model.lm_head(torch.zeros(1, width, device=network.device, dtype=network.dtype))
-
-    parts: dict[str, Callable[[], object]] = {"decoder": decoder, "head": head}
-    return {"vision": lambda: idle_vision(network), **parts} if network.family.reads_media else parts
-
-
-def idle_vision(network: Network) -> torch.Tensor:
-    """The tower on one empty visual token."""
-    return network.family.encode_vision(network.model, *network.pixels.empty_token(network.device))

@@ -23,11 +23,9 @@ import torch
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from vlm_pg.models.linear_attention import LinearStates, per_value_head
+from vlm_pg.models.linear_attention import NORM_EPSILON, LinearStates, per_value_head
 from vlm_pg.models.policy import Policy
 
-# As in transformers and FLA.
-NORM_EPSILON = 1e-6
 # Both rules compute in fp32 and differ in the order of sums of some hundred terms.
 _TOLERANCE = 1e-4
 RuleStep = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -12,16 +12,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from vlm_pg.errors import ConfigError
 from vlm_pg.rollout.settings import RolloutSettings
-
-if TYPE_CHECKING:
-    from vlm_pg.rollout.fused.choice import FusedStep
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -65,6 +62,16 @@ class Choice:
     entropies: torch.Tensor
 
 
+class SamplingKernels(Protocol):
+    """The part of ``FusedStep`` that concerns sampling."""
+
+    @property
+    def draws(self) -> bool: ...
+
+    @property
+    def statistics(self) -> bool: ...
+
+
 class TokenSampler:
     """Chooses tokens as the settings say, without ever making the host wait for the device.
 
@@ -87,7 +94,7 @@ class TokenSampler:
         media_token_ids: Sequence[int],
         stop_token_ids: Sequence[int],
         device: torch.device,
-        fused: FusedStep | None = None,
+        fused: SamplingKernels | None = None,
     ):
         outside = [token for token in stop_token_ids if not 0 <= token < vocab_size]
         if outside:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +19,7 @@ from vlm_pg.metrics import LENGTH_CHART, REWARD_CHART, SPREAD_CHART, Chart, Metr
 from vlm_pg.rewards.response import Response
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.tally import Tally
+from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import RewardBreakdown, RolloutGroup
 
 # Parts that ``shape_rewards`` and a KL in the reward add; they are in units of the reward.
@@ -38,6 +40,27 @@ TRUNCATED = Metric("truncated_share", "share", chart=_SHORT)
 NO_VALUE = Metric("no_value_share", "share", chart=_SHORT)
 PRUNED = Metric("pruned_share", "share", chart=Chart("Pruned rollouts", 15, as_percent=True))
 KEPT_TOKENS = Metric("kept_tokens", "tokens", "sum")
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update, or all updates of a step, work on.
+
+    Attributes:
+        groups: this data rank's share of the complete groups; its sequence ranks have the same.
+        vision: the run of the tower whose features the prompts of all groups that train carry; None: they are encoded.
+        measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
+            over the rollouts that the present weights sampled. The same on all ranks.
+        may_stop: it may be given up between two backward calls, for the step has made no other update yet.
+        waiting: entered around the collective in which ranks whose passes are over wait for the others.
+    """
+
+    groups: Sequence[RolloutGroup]
+    learning_rate: float
+    vision: StepFeatures | None = None
+    measure_mismatch: bool = False
+    may_stop: bool = False
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def reward_groups(

@@ -15,15 +15,16 @@ backward passes, or their collectives meet the wrong partners. A rank with less 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
 from vlm_pg.batching.balance import Deal, deal_groups
 from vlm_pg.batching.cost import CostModel, GroupWork
 from vlm_pg.batching.plan import MicroBatch
-from vlm_pg.distributed import SequenceGroup, exchange_objects, gather_objects, max_over_ranks
+from vlm_pg.distributed import RankLayout, SequenceGroup, exchange_objects, gather_objects, max_over_ranks
 from vlm_pg.errors import ConfigError
 from vlm_pg.metrics import Metric
 from vlm_pg.models.micro_batches import Slot
@@ -32,16 +33,24 @@ from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.rollout.contracts import Sampler, Scorer
 from vlm_pg.rollout.engine import RolloutEngine, stop_token_ids
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.training.groups import trains
+from vlm_pg.training.groups import Update, trains
 from vlm_pg.training.step_features import FeatureRoute, Passage, StepFeatures
 from vlm_pg.types import Prompt, ResponseGroup, Rollout, RolloutGroup
 
-if TYPE_CHECKING:
-    from vlm_pg.training.engines import Engine
-    from vlm_pg.training.updates import Update
-
 # Number of a group over all ranks, and some of its rollouts.
 Place = tuple[int, tuple[int, ...]]
+
+
+class Engine(Protocol):
+    """What is needed of ``engines.Engine``, which makes the object below."""
+
+    policy: Policy
+    ranks: RankLayout
+    sequence: SequenceGroup
+    everyone: SequenceGroup
+    parallel: Parallel | None
+
+    def gathered_parameters(self) -> AbstractContextManager[None]: ...
 
 
 class Parallel:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -25,7 +24,7 @@ from vlm_pg.models.settings import VISION_PARTS
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.tally import Tally, over_updates
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.groups import step_order, trains
+from vlm_pg.training.groups import Update, step_order, trains
 from vlm_pg.training.loss import LOSS, GroupLoss, LogprobsSource, behaviour_logprobs
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Prompt, RolloutGroup
@@ -75,27 +74,6 @@ class UpdateSettings:
         """Those of a run's configuration."""
         rollout, tokens = config.rollout, config.training.micro_batch_tokens
         return cls(config.algorithm, tokens, rollout.temperature, rollout.logprobs, rollout.max_new_tokens)
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one update, or all updates of a step, work on.
-
-    Attributes:
-        groups: this data rank's share of the complete groups; its sequence ranks have the same.
-        vision: the run of the tower whose features the prompts of all groups that train carry; None: they are encoded.
-        measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
-            over the rollouts that the present weights sampled. The same on all ranks.
-        may_stop: it may be given up between two backward calls, for the step has made no other update yet.
-        waiting: entered around the collective in which ranks whose passes are over wait for the others.
-    """
-
-    groups: Sequence[RolloutGroup]
-    learning_rate: float
-    vision: StepFeatures | None = None
-    measure_mismatch: bool = False
-    may_stop: bool = False
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, config: RunConfig) -> dict[str, float]:

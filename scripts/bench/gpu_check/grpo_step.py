@@ -29,9 +29,10 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.training.engines import Engine, TorchEngine
+from vlm_pg.training.groups import Update
 from vlm_pg.training.setup import choose_memory
 from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.training.updates import Update, UpdateSettings, update_policy
+from vlm_pg.training.updates import UpdateSettings, update_policy
 from vlm_pg.types import Prompt, RolloutGroup, Sample
 
 # Of two frames: visual tokens of a picture, Video-R1's most; patches in height and width, of which 2 x 2 become one

@@ -10,7 +10,8 @@ import torch
 
 from tests.support.groups import tiny_policy
 from tests.support.runs import ROOT
-from vlm_pg.models.turns import Turns, noop_modules
+from vlm_pg.models.network import noop_modules
+from vlm_pg.models.turns import Turns
 from vlm_pg.models.weights import is_sharded
 
 PARTS = ("vision", "decoder", "head")

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vlm_pg.rollout.linear_step import NORM_EPSILON
+from vlm_pg.models.linear_attention import NORM_EPSILON
 
 # Columns of the state that one program holds: [128, 32] in fp32 are 32 registers a thread of 4 warps.
 COLUMNS = 32
