@@ -7,3 +7,8 @@ modes see. They round where transformers' modules round; a compiler may leave ou
 same layers, by no more than the dtype's own error. Products and sums are not fused, whatever Triton's default is.
 Importing a file with a kernel needs Triton, which comes with torch's builds for GPUs; ``choice`` says where they run.
 """
+
+# Names of the kernels.
+NORMS, SUMS, GATES, ROTATION = "norms", "residual sums", "gates", "rotary positions"
+MERGING, OWN, DRAWING, STATISTICS = "merging", "own tokens", "drawing", "log-probabilities"
+KERNELS = (NORMS, SUMS, GATES, ROTATION, MERGING, OWN, DRAWING, STATISTICS)

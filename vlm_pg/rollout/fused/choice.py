@@ -16,6 +16,7 @@ from vlm_pg.models.kernel_trials import Trial, faults
 from vlm_pg.models.liger import liger_of
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_sharded
+from vlm_pg.rollout.fused import DRAWING, GATES, KERNELS, MERGING, NORMS, OWN, ROTATION, STATISTICS, SUMS
 from vlm_pg.rollout.settings import RolloutSettings
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 _REFUSED: WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, torch.dtype], dict[str, str]]] = (
     WeakKeyDictionary()
 )
-NORMS, SUMS, GATES, ROTATION = "norms", "residual sums", "gates", "rotary positions"
-MERGING, OWN, DRAWING, STATISTICS = "merging", "own tokens", "drawing", "log-probabilities"
-KERNELS = (NORMS, SUMS, GATES, ROTATION, MERGING, OWN, DRAWING, STATISTICS)
 # With the parts of ``Liger`` that they replace, too.
 _OF_LAYERS: dict[str, set[str]] = {
     NORMS: {"rms_norm", "rms_norm_around_one"},

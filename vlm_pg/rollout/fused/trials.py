@@ -16,8 +16,21 @@ from vlm_pg.models import fused_logits
 from vlm_pg.models.kernel_trials import Trial, kinds, product_of
 from vlm_pg.models.layer_globals import layer_function
 from vlm_pg.models.liger import without_liger
-from vlm_pg.rollout.fused import attention, drawing, layers, norms, rotation
-from vlm_pg.rollout.fused.choice import DRAWING, GATES, MERGING, NORMS, OWN, ROTATION, STATISTICS, SUMS
+from vlm_pg.rollout.fused import (
+    DRAWING,
+    GATES,
+    MERGING,
+    NORMS,
+    OWN,
+    ROTATION,
+    STATISTICS,
+    SUMS,
+    attention,
+    drawing,
+    layers,
+    norms,
+    rotation,
+)
 from vlm_pg.rollout.sampling import draw, policy_statistics
 
 
