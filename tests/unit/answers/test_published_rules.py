@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from vlm_pg.answers.published.registry import PUBLISHED, published_rule
+from vlm_pg.answers.published import PUBLISHED, published_rule
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.types import AnswerKind, Sample

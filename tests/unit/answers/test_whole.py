@@ -38,7 +38,7 @@ def whole() -> Iterator[WholeReader]:
 
 
 def sample_of(path: Path, question: dict[str, Any]) -> Sample:
-    options = tuple(f"{'ABCDEFGHIJ'[place]}. {text}" for place, text in enumerate(question.get("options", ())))
+    options = tuple(f"{'ABCDEFGHIJ'[index]}. {text}" for index, text in enumerate(question.get("options", ())))
     details = {name: question[name] for name in ("unit", "precision", "answer_type") if name in question}
     kind = KINDS[question["kind"]]
     if path.stem == "vsi_bench" and kind == "numerical":
