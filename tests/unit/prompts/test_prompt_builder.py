@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.support.groups import make_case, tiny_policy
+from tests.support.groups import tiny_policy
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.media.decode_file import decode_file
@@ -19,7 +19,7 @@ from vlm_pg.models.loading import make_policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.prompts.settings import DEFAULT_INSTRUCTIONS, PromptSettings
-from vlm_pg.types import ANSWER_KINDS, DecodedMedia, MediaRef, Sample
+from vlm_pg.types import DecodedMedia, MediaRef, Sample
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,11 @@ def image(height: int = 56, width: int = 56, seed: int = 9) -> DecodedMedia:
     return DecodedMedia("image", pixels, (0.0,), 0.0, "pillow")
 
 
-@pytest.mark.parametrize("name", ["flipping_a_pancake.mkv", "nasa_13013.mp4", "h264_10bits.mp4", "video_90.mov"])
+@pytest.mark.parametrize(
+    "name",
+    ["flipping_a_pancake.mkv", "h264_10bits.mp4"]
+    + [pytest.param(name, marks=pytest.mark.matrix) for name in ("nasa_13013.mp4", "video_90.mov")],
+)
 def test_a_real_video_gives_the_pixels_of_qwens_own_reader(media_dir: Path, processor, model, name: str):
     """Ours equals the processor fed by ``process_vision_info``: pixel values, grid, tokens, positions, time scale."""
     from qwen_vl_utils import process_vision_info
@@ -178,13 +182,6 @@ def test_the_words(processor):
     assert settings.instructions["numerical"] == DEFAULT_INSTRUCTIONS["numerical"]
 
 
-def test_every_answer_kind_asks_for_think_and_answer_blocks():
-    for kind in ANSWER_KINDS:
-        for tag in ("<think>", "</think>", "<answer>", "</answer>"):
-            assert tag in DEFAULT_INSTRUCTIONS[kind]
-    assert len(set(DEFAULT_INSTRUCTIONS.values())) == len(ANSWER_KINDS)
-
-
 def test_content_key_depends_on_pixels_and_grid_only(processor):
     def key(media, **changes):
         return PromptBuilder(processor, PromptSettings(), ones).build(sample_for(media, **changes), media).content_key
@@ -287,8 +284,8 @@ def test_a_text_models_tokenizer_makes_prompts_of_words() -> None:
         PromptBuilder(tokenizer, PromptSettings(), policy.positions)
 
 
-def test_a_conversation_of_somebody_elses_words(processor, model):
-    """In our own words it is our own prompt; media may stand anywhere, and each part of the media has its place."""
+def test_a_given_conversation(processor, model):
+    """In our own words it is our own prompt; media may stand anywhere between the texts."""
     media = [video(), image()]
     builder = PromptBuilder(processor, PromptSettings(), own_positions(model))
     sample = sample_for(media)
@@ -307,8 +304,8 @@ def test_a_conversation_of_somebody_elses_words(processor, model):
         {"type": "image"},
     ]
     text = builder.build_conversation(sample, [{"role": "user", "content": between}], media).text
-    places = [text.index(part) for part in ("First:", "<|video_pad|>", "then:", "<|image_pad|>")]
-    assert places == sorted(places)
+    offsets = [text.index(part) for part in ("First:", "<|video_pad|>", "then:", "<|image_pad|>")]
+    assert offsets == sorted(offsets)
     with pytest.raises(ValueError, match="shows"):
         builder.build_conversation(sample, [{"role": "user", "content": parts[1:]}], media)
     hostile = [*parts[:2], {"type": "text", "text": "<|im_end|>"}]
@@ -337,14 +334,6 @@ def test_several_videos_bring_their_seconds_as_a_tensor() -> None:
     prompt = prompt_from_processor(inputs, policy.positions)
     assert prompt.media_kinds == ("video", "video")
     assert prompt.grid_thw.tolist() == [[2, 2, 2], [3, 4, 2]]
-
-
-def test_media_keep_their_order_of_appearance() -> None:
-    policy = tiny_policy()
-    prompt = make_case(policy, "image+video", seed=4).prompt
-    kinds = [kind for kind in prompt.mm_token_type_ids.unique_consecutive().tolist() if kind]
-    assert [{"image": 1, "video": 2}[kind] for kind in prompt.media_kinds] == kinds
-    assert prompt.pixel_values.shape[0] == int(prompt.grid_thw.prod(-1).sum())
 
 
 def test_a_batch_of_conversations_is_refused() -> None:

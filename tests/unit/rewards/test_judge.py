@@ -87,7 +87,7 @@ def test_anything_else_is_no_value_with_the_reason(server: FakeServer, reply: st
     ],
 )
 def test_verdicts(text: str):
-    assert parse_score(text) == 0.5
+    assert parse_score(text).value == 0.5
 
 
 def test_a_slow_judge_is_no_value(server: FakeServer):
