@@ -134,8 +134,8 @@ def test_hostile_mathematics_is_answered_within_a_second_and_runs_nothing(tmp_pa
     canary = tmp_path / "canary"
     samples = [make_sample("mathematics", gold) for gold in MATHEMATICS_GOLD]
     responses = [
-        Response(samples[place % len(samples)], f"<think>x</think><answer>{answer}</answer>")
-        for place, answer in enumerate(answers(canary, NUM_ANSWERS))
+        Response(samples[index % len(samples)], f"<think>x</think><answer>{answer}</answer>")
+        for index, answer in enumerate(answers(canary, NUM_ANSWERS))
     ]
     with Rewarder(settings) as rewarder:
         rewards = rewarder.score(responses)

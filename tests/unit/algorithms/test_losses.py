@@ -308,7 +308,7 @@ def test_an_empty_batch_has_loss_zero(variant: dict[str, Any]) -> None:
     loss, metrics = policy_loss(empty, empty, empty, empty, lengths=[], **variant, **BOUNDS)
     loss.backward()
     assert loss.item() == 0.0
-    assert metrics.pop("ratio_min").item() == math.inf  # so that it is nobody's smallest
+    assert metrics.pop("ratio_min").item() == math.inf  # so that it is never the smallest
     assert all(value.item() == 0.0 for value in metrics.values())
 
 

@@ -49,8 +49,8 @@ def test_no_or_several_numbers(text: str) -> None:
 
 
 @given(st.floats(-1e9, 1e9), st.integers(0, 6))
-def test_any_decimal_is_read_back(value: float, places: int) -> None:
-    for written in (f"{value:.{places}f}", f"{value:,.{places}f}"):
+def test_any_decimal_is_read_back(value: float, decimals: int) -> None:
+    for written in (f"{value:.{decimals}f}", f"{value:,.{decimals}f}"):
         number = read_quantity(f"It is {written} metres")[0]
         assert number is not None
         assert number.value == float(written.replace(",", ""))

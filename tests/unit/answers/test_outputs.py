@@ -31,7 +31,7 @@ from vlm_pg.answers.outputs import MAX_CHARACTERS, ParsedOutput, field_of_object
         ("\\boxed{}", "\\boxed{}", ""),
     ],
 )
-def test_what_is_said(output: str, text: str, final: str | None) -> None:
+def test_text_and_final_answer(output: str, text: str, final: str | None) -> None:
     parsed = parse_output(output, False)
     assert parsed is not None
     assert (parsed.text, parsed.final) == (text, final)

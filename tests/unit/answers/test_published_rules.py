@@ -94,7 +94,7 @@ def test_video_mme_official_leaves_unread_outputs_out(output: str) -> None:
         ("**Answer: C. Plan B.**", "B"),  # of letters with a point the last one
         ("B. C", "B"),  # a letter at the start goes before all
         ("the answer is A or D maybe", "D"),  # all that follows the phrase counts, the last most
-        ("answer is A, B? the answer is A now", "A"),  # a second phrase has places of its own
+        ("answer is A, B? the answer is A now", "A"),  # a second phrase is ranked by itself
         ("It is (B) for sure", "B"),
         ("xAx", "A"),  # anywhere, where there is no better form
         ("nothing", None),
@@ -541,7 +541,7 @@ def test_mathvista_reads_a_letter_in_brackets_within_a_choice() -> None:
     [
         ("14", "14", "integer", 1.0, 1.0),
         ("14.9", "14", "integer", 0.0, 0.0),  # no int() of a text with a point: for the judge
-        ("1.449", "1.45", "float", 1.0, 0.0),  # rounded to 2 places; lmms-eval fails on all floats
+        ("1.449", "1.45", "float", 1.0, 0.0),  # rounded to 2 decimals; lmms-eval fails on all floats
         ("1.44", "1.45", "float", 0.0, 0.0),
         ("[1, 2]", "[1, 2]", "list", 0.0, 0.0),
     ],

@@ -93,7 +93,7 @@ def options_with(text: str, neighbour: str, rng: random.Random) -> tuple[str, ..
     return tuple(f"{ascii_uppercase[index]}. {one}" for index, one in enumerate(texts))
 
 
-def asked(options: tuple[str, ...], text: str) -> Sample:
+def sample_with(options: tuple[str, ...], text: str) -> Sample:
     gold = next(option[0] for option in options if option[3:] == text)
     return Sample("1", "Which one is it?", (), options, gold, "multiple_choice", "s", "c")
 
@@ -114,7 +114,7 @@ def test_an_option_is_chosen_by_an_equal_text_and_never_by_a_wrong_neighbour(
     for _ in range(num_pairs):
         text, neighbour = pair(rng)
         options = options_with(text, neighbour, rng)
-        sample = asked(options, text)
+        sample = sample_with(options, text)
         right, wrong = frame.format(text), frame.format(neighbour)
         if '"answer"' in frame:
             right, wrong = right.replace("\\", "\\\\"), wrong.replace("\\", "\\\\")
