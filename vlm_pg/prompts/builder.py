@@ -344,11 +344,6 @@ class PromptMeasure:
         self._builder = PromptBuilder(counting, unlimited, position_fn, False, wording, answer_prefix)
         self._limit = settings.max_prompt_tokens
 
-    @property
-    def reads_subtitles(self) -> bool:
-        """See ``PromptBuilder``."""
-        return self._builder.reads_subtitles
-
     def measure(self, sample: Sample, facts: Sequence[MediaFacts]) -> Prompt:
         """The prompt of a sample, however long; ``pixel_values`` [patches, 0], and so keys that mean nothing.
 

@@ -40,9 +40,8 @@ def format_reward(text: str) -> float:
         format_reward("<think>first red</think> <answer>B</answer>") -> 1.0
     """
     stripped = text.strip()
-    if any(stripped.count(tag) != 1 for tag in TAGS):
-        return 0.0
-    if not (stripped.startswith(THINK_OPEN) and stripped.endswith(ANSWER_CLOSE)):
+    occur_once = all(stripped.count(tag) == 1 for tag in TAGS)
+    if not (occur_once and stripped.startswith(THINK_OPEN) and stripped.endswith(ANSWER_CLOSE)):
         return 0.0
     think_end = stripped.index(THINK_CLOSE) + len(THINK_CLOSE)
     answer_start = stripped.index(ANSWER_OPEN)

@@ -182,32 +182,23 @@ def test_the_words(processor):
     assert settings.instructions["numerical"] == DEFAULT_INSTRUCTIONS["numerical"]
 
 
-def test_content_key_depends_on_pixels_and_grid_only(processor):
-    def key(media, **changes):
-        return PromptBuilder(processor, PromptSettings(), ones).build(sample_for(media, **changes), media).content_key
-
-    same = key([video()])
-    assert same == key([video()], question="Another question?", sample_id="8")
-    assert same != key([video(seed=1)])
-    one = np.zeros((4, 3, 56, 112), dtype=np.uint8)
-    wide = DecodedMedia("video", one, (0.0, 0.5, 1.0, 1.5), 2.0, "pyav")
-    tall = replace(wide, frames=one.reshape(4, 3, 112, 56))
-    assert key([wide]) != key([tall])
-
-
-def test_media_keys_tell_which_media_prompts_share(processor):
-    def keys(*media):
-        prompt = PromptBuilder(processor, PromptSettings(), ones).build(sample_for(media), media)
+def test_keys_depend_on_pixels_and_grid_only_and_tell_which_media_prompts_share(processor):
+    def built(*media, **changes):
+        prompt = PromptBuilder(processor, PromptSettings(), ones).build(sample_for(media, **changes), media)
         assert len(prompt.media_keys) == len(media)
-        return prompt.media_keys
+        return prompt
 
-    assert keys() == ()
     first, other = video(), image()
-    assert keys(first, other)[0] == keys(first)[0] and keys(first, other)[1] == keys(other)[0]
-    assert keys(first, first)[0] == keys(first, first)[1]
-    assert keys(first) != keys(video(seed=1))
+    alone, both, twice = built(first), built(first, other), built(first, first)
+    assert built().media_keys == ()
+    assert both.media_keys == (*alone.media_keys, *built(other).media_keys)
+    assert twice.media_keys == alone.media_keys * 2
+    again = built(video(), question="Another question?", sample_id="8")
+    assert (again.content_key, again.media_keys) == (alone.content_key, alone.media_keys)
     one = np.zeros((4, 3, 56, 112), dtype=np.uint8)
-    assert keys(replace(first, frames=one)) != keys(replace(first, frames=one.reshape(4, 3, 112, 56)))
+    wide, tall = built(replace(first, frames=one)), built(replace(first, frames=one.reshape(4, 3, 112, 56)))
+    others = [alone, both, twice, built(video(seed=1)), wide, tall]
+    assert len({one.content_key for one in others}) == len({one.media_keys for one in others}) == 6
 
 
 def test_preview_is_small_and_timed(processor):
