@@ -223,17 +223,8 @@ def test_cispo_clips_the_factor_and_keeps_every_gradient() -> None:
     behaviour = policy.detach() - torch.tensor([1.0, -1.0, 0.1, 1.0], dtype=torch.float64)
     advantages = torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)
     ones = torch.ones(4, dtype=torch.float64)
-    loss, metrics = policy_loss(
-        policy,
-        behaviour,
-        advantages,
-        ones,
-        lengths=[4],
-        loss="cispo",
-        ratio_level="token",
-        clip_low=0.2,
-        clip_high=0.28,
-    )
+    cispo = TOKEN_CLIP | {"loss": "cispo"}
+    loss, metrics = policy_loss(policy, behaviour, advantages, ones, lengths=[4], **cispo)
     loss.backward()
     factors = [1.28, 0.8, math.exp(0.1)]
     assert loss.item() == pytest.approx(-(-0.5 * factors[0] + 3.0 * factors[1] - 2.0 * factors[2]))

@@ -281,19 +281,13 @@ def test_a_given_conversation(processor, model):
     builder = PromptBuilder(processor, PromptSettings(), own_positions(model))
     sample = sample_for(media)
     parts = [{"type": "video"}, {"type": "image"}, {"type": "text", "text": builder.question_text(sample)}]
-    ours, theirs = (
-        builder.build(sample, media),
-        builder.build_conversation(sample, [{"role": "user", "content": parts}], media),
-    )
+    ours = builder.build(sample, media)
+    theirs = builder.build_conversation(sample, [{"role": "user", "content": parts}], media)
     assert torch.equal(ours.input_ids, theirs.input_ids) and torch.equal(ours.pixel_values, theirs.pixel_values)
     assert ours.text == theirs.text and ours.content_key == theirs.content_key
 
-    between = [
-        {"type": "text", "text": "First:"},
-        {"type": "video"},
-        {"type": "text", "text": "then:"},
-        {"type": "image"},
-    ]
+    first, then = ({"type": "text", "text": words} for words in ("First:", "then:"))
+    between = [first, {"type": "video"}, then, {"type": "image"}]
     text = builder.build_conversation(sample, [{"role": "user", "content": between}], media).text
     offsets = [text.index(part) for part in ("First:", "<|video_pad|>", "then:", "<|image_pad|>")]
     assert offsets == sorted(offsets)

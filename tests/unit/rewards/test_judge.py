@@ -76,15 +76,8 @@ def test_anything_else_is_no_value_with_the_reason(server: FakeServer, reply: st
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "0.5",
-        "Fine.\n\n0.5\n\n",
-        "**0.5**",
-        "Good.\nScore: 0.5",
-        "**Final score:** `0.5`",
-        "**Score**: 0.5.",
-        "Score = .5",
-    ],
+    ["0.5", "Fine.\n\n0.5\n\n", "**0.5**", "Good.\nScore: 0.5", "**Final score:** `0.5`", "**Score**: 0.5."]
+    + ["Score = .5"],
 )
 def test_verdicts(text: str):
     assert parse_score(text).value == 0.5
