@@ -102,13 +102,8 @@ def test_tolerance_and_rounding_each_suffice() -> None:
 @pytest.mark.parametrize(
     ("answer", "gold", "accuracy"),
     [("0", "0.001", 0.0), ("0.004", "0.001", 0.0), ("0.00105", "0.001", 1.0), ("0.006", "0.014", 0.0)]
-    + [
-        ("0.04", "0.04", 1.0),
-        ("0.05", "0.054", 1.0),
-        ("0.001", "0", 1.0),
-        ("0.004", "-0.004", 0.0),
-        ("5.001", "5", 1.0),
-    ],
+    + [("0.04", "0.04", 1.0), ("0.05", "0.054", 1.0), ("0.001", "0", 1.0), ("0.004", "-0.004", 0.0)]
+    + [("5.001", "5", 1.0)],
 )
 def test_rounding_does_not_erase_a_small_gold_number(answer: str, gold: str, accuracy: float) -> None:
     assert check_numerical(answer, make_sample("numerical", gold), SETTINGS).value == accuracy
