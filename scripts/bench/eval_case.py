@@ -39,7 +39,7 @@ from vlm_pg.models.settings import ModelSettings
 from vlm_pg.observe.console import Console
 from vlm_pg.prompts.builder import PromptBuilder, question_words
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
-from vlm_pg.prompts.source_pool import SourcePool
+from vlm_pg.prompts.prompt_source import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.types import Prompt, Sample
@@ -122,7 +122,7 @@ class EvalCase(ModelCase):
     def sources(self, config: RunConfig) -> SourcePool:
         """As ``vlm-pg eval`` opens them."""
         builder = PromptBuilder(self.policy.processor, config.prompt, self.policy.positions)
-        return SourcePool(builder, config.data, config.media, self.policy.pixel_factor, kept=config.cache)
+        return SourcePool(builder, config.data, config.media, self.policy.pixel_factor, cache=config.cache)
 
     @cached_property
     def samples(self) -> list[Sample]:

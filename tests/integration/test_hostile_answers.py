@@ -1,7 +1,5 @@
 """Answers written to break a checker: no code runs, nothing hangs, and at least 99 % are answered within a second each.
 
-Of all kinds some hundreds; as a matrix a thousand.
-
 The second is the pool's own deadline (1 s per answer, measured from handing it out): what took longer says so in its
 note. What was late is checked once more, alone and after all others, and counts if it is late again: an answer is to
 blame then, not a machine that was busy for a moment.
@@ -15,29 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.answers.helpers import make_sample
+from tests.unit.answers.helpers import GOLD, make_sample
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.rewards.settings import CheckerSettings, LanguageSettings, RepetitionSettings
 from vlm_pg.types import ANSWER_KINDS, AnswerKind, RewardBreakdown
 
 pytestmark = pytest.mark.matrix
 
-NUM_ANSWERS, MATRIX_ANSWERS = 400, 1000
+NUM_ANSWERS = 1000
 LENGTHS = (3, 8, 40, 400, 3000)
-GOLD: dict[AnswerKind, str] = {
-    "multiple_choice": "B",
-    "multiple_select": "A, C",
-    "numerical": "5",
-    "ocr": "open the door",
-    "free_form": "a person flips a pancake",
-    "regression": "12.5",
-    "mean_relative_accuracy": "12.5",
-    "mathematics": "5",
-    "box": "[1, 2, 30, 40]",
-    "time_span": "[1.5, 3]",
-    "exact": "a red car",
-    "yes_no": "yes",
-}
 # More kinds of gold answers that mathematics compares in different ways.
 MATHEMATICS_GOLD = ("5", r"\frac{\sqrt{3}}{2}", "x^2+2x+1", r"\{1, 2, 3\}", "(3, 4]", "y = 2x + 1", "x < 3", "2^{100}")
 
@@ -137,11 +121,6 @@ def answers(canary: Path, count: int) -> list[str]:
     return chosen
 
 
-hundreds_or_a_thousand = pytest.mark.parametrize(
-    "count", [NUM_ANSWERS, pytest.param(MATRIX_ANSWERS, marks=pytest.mark.matrix)]
-)
-
-
 @pytest.fixture
 def settings() -> RewardSettings:
     return RewardSettings(
@@ -151,15 +130,12 @@ def settings() -> RewardSettings:
     )
 
 
-@hundreds_or_a_thousand
-def test_hostile_mathematics_is_answered_within_a_second_and_runs_nothing(
-    tmp_path: Path, settings: RewardSettings, count: int
-):
+def test_hostile_mathematics_is_answered_within_a_second_and_runs_nothing(tmp_path: Path, settings: RewardSettings):
     canary = tmp_path / "canary"
     samples = [make_sample("mathematics", gold) for gold in MATHEMATICS_GOLD]
     responses = [
-        Response(samples[place % len(samples)], f"<think>x</think><answer>{answer}</answer>")
-        for place, answer in enumerate(answers(canary, count))
+        Response(samples[index % len(samples)], f"<think>x</think><answer>{answer}</answer>")
+        for index, answer in enumerate(answers(canary, NUM_ANSWERS))
     ]
     with Rewarder(settings) as rewarder:
         rewards = rewarder.score(responses)
@@ -170,7 +146,7 @@ def test_hostile_mathematics_is_answered_within_a_second_and_runs_nothing(
         [after] = rewarder.score([Response(samples[0], "<answer>$x = 5$</answer>")])
     assert after.parts["accuracy"] == 1.0, "the pool answers as before"
     assert not canary.exists(), "a text was executed"
-    assert len(late_again) <= count // 100, late_again
+    assert len(late_again) <= NUM_ANSWERS // 100, late_again
     assert len(unvalued) == len(late), "the deadline is the only reason for no value"
 
 
@@ -178,15 +154,14 @@ def is_late(reward: RewardBreakdown) -> bool:
     return "deadline" in reward.notes.get("accuracy", "")
 
 
-@hundreds_or_a_thousand
 @pytest.mark.parametrize("kind", [kind for kind in ANSWER_KINDS if kind != "mathematics"])
-def test_hostile_answers_of_every_other_kind_have_a_value(
-    tmp_path: Path, settings: RewardSettings, kind: AnswerKind, count: int
-):
+def test_hostile_answers_of_every_other_kind_have_a_value(tmp_path: Path, settings: RewardSettings, kind: AnswerKind):
     canary = tmp_path / "canary"
     sample = make_sample(kind, GOLD[kind], ("A. red", "B. blue") if kind == "multiple_choice" else ())
     with Rewarder(settings) as rewarder:
-        rewards = rewarder.score([Response(sample, f"<answer>{answer}</answer>") for answer in answers(canary, count)])
+        rewards = rewarder.score(
+            [Response(sample, f"<answer>{answer}</answer>") for answer in answers(canary, NUM_ANSWERS)]
+        )
         assert rewarder.pids == [], "nothing here needs a process"
     assert not canary.exists()
     assert all(0.0 <= reward.parts["accuracy"] <= 1.0 for reward in rewards)

@@ -158,8 +158,8 @@ def test_without_the_entry_the_model_is_refused(folder: Path, monkeypatch: pytes
 
 def test_another_entry_for_a_model_type_is_refused() -> None:
     register_family(replace(ENTRY))  # the same facts once more
-    told = "'made_up_vl' is registered already, with other facts. Give the new family a model_type of its own"
-    with pytest.raises(ModelError, match=re.escape(told)):
+    message = "'made_up_vl' is registered already, with other facts. Give the new family a model_type of its own"
+    with pytest.raises(ModelError, match=re.escape(message)):
         register_family(replace(ENTRY, video_time="grids"))
 
 
@@ -178,8 +178,8 @@ def test_shared_scoring_equals_repeated_scoring(folder: Path) -> None:
     """Transformers' own forward over prompt + response: values and every gradient, the tower's too."""
     policy = load(folder)
     oracle = made_up_model(made_up_processor())
-    cases = [make_case(policy, kind, seed=place) for place, kind in enumerate(KINDS)]
-    groups = [random_group(policy, case, [3, 7, 1], seed=place) for place, case in enumerate(cases)]
+    cases = [make_case(policy, kind, seed=index) for index, kind in enumerate(KINDS)]
+    groups = [random_group(policy, case, [3, 7, 1], seed=index) for index, case in enumerate(cases)]
     ours = policy.logprobs(groups)
     theirs = [batched_logprobs(oracle, case, group.responses) for case, group in zip(cases, groups, strict=True)]
     for a, b in zip(ours, theirs, strict=True):
@@ -200,7 +200,7 @@ def test_a_rollout_equals_generate(folder: Path) -> None:
     policy = load(folder)
     oracle = made_up_model(made_up_processor())
     engine = RolloutEngine(policy, RolloutSettings(num_generations=2, temperature=0.0, max_new_tokens=12), seed=0)
-    cases = [make_case(policy, kind, seed=place) for place, kind in enumerate(KINDS)]
+    cases = [make_case(policy, kind, seed=index) for index, kind in enumerate(KINDS)]
     for case, rollouts in zip(cases, engine.generate([case.prompt for case in cases], step=0), strict=True):
         inputs = {name: value for name, value in case.inputs.items() if name != "video_metadata"}
         expected = oracle.generate(

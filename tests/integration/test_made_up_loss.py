@@ -91,8 +91,8 @@ import math
 
 
 def weighted(group, settings, power=1.0):
-    """Rewards less a weighted mean: as in OPO (arXiv 2505.23585) by length, and by place, so that weights differ."""
-    shares = [(length + place) ** power for place, length in enumerate(group.lengths)]
+    """Rewards less a weighted mean: as in OPO (arXiv 2505.23585) by length and index, so that weights differ."""
+    shares = [(length + index) ** power for index, length in enumerate(group.lengths)]
     mean = sum(share * total for share, total in zip(shares, group.totals)) / sum(shares)
     return [total - mean for total in group.totals]
 
@@ -165,8 +165,9 @@ def test_both_train_a_run_and_are_recorded(own: Path) -> None:
     for line in lines:
         largest = max(row["advantage"] for step, rows in groups for row in rows if step == line["step"])
         assert line["made_up/largest_advantage"] == pytest.approx(largest)
-    said = (run / "config.yaml").read_text()
-    assert f"loss: {own}/loss.py:reinforce" in said and f"advantages: {own}/estimator.py:weighted" in said
+    config_text = (run / "config.yaml").read_text()
+    assert f"loss: {own}/loss.py:reinforce" in config_text
+    assert f"advantages: {own}/estimator.py:weighted" in config_text
     # A run that goes on with other ones says so.
     more = ["training.steps=4", "algorithm.loss_arguments.beta=0.5"]
     ended = train_here(config, *more, f"algorithm.advantages={own}/estimator.py:of_step")
@@ -223,7 +224,7 @@ def called_loss(own: Path, name: str, **arguments: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("half", r"gave a tensor of shape \[\], torch.bfloat16, with graph as loss. A float32 or float64 tensor of no"),
         ("constant", r"gave a tensor of shape \[\], torch.float32, without graph as loss"),
@@ -239,8 +240,8 @@ def called_loss(own: Path, name: str, **arguments: float) -> Any:
         ("missing", r"^algorithm.loss names '.*', and '.*' has no function 'missing'. It has reinforce, half"),
     ],
 )
-def test_a_loss_that_is_none_is_refused(own: Path, name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_a_loss_that_is_none_is_refused(own: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
         called_loss(own, name)
     assert f"{own}/loss.py:{name}' " in str(refused.value) or name == "missing"
 
@@ -259,7 +260,7 @@ def test_arguments_that_a_loss_does_not_take_are_refused(own: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("too_few", r"gave \[1\] advantages by group. One finite number for each rollout.*by group: \[3\]"),
         ("not_finite", "gave nan for the reward 1.0"),
@@ -269,9 +270,9 @@ def test_arguments_that_a_loss_does_not_take_are_refused(own: Path) -> None:
         ("absent", "^algorithm.advantages names .* has no function 'absent'. It has weighted"),
     ],
 )
-def test_an_estimator_that_is_none_is_refused(own: Path, name: str, said: str) -> None:
+def test_an_estimator_that_is_none_is_refused(own: Path, name: str, message: str) -> None:
     settings, group = AlgorithmSettings(advantages=f"{own}/estimator.py:{name}"), ((1.0, 0.0, None), {}, {}, (4, 4, 4))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load_estimator(settings).of_groups([GroupRewards(*group)])
 
 

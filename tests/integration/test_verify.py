@@ -12,7 +12,7 @@ from data_pipelines.embedded import main as prepare_embedded
 from tests.support.runs import ROOT, save_tiny_model
 from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.cli import main
-from vlm_pg.verify.sides import Errors, Values, errors, run_side, shared_backward, too_far_in_bf16, too_far_in_fp32
+from vlm_pg.verify.main import Errors, Values, errors, run_side, shared_backward, too_far_in_bf16, too_far_in_fp32
 
 SUM = {
     "problem_id": 1,

@@ -24,7 +24,7 @@ from vlm_pg.batching.cost import CostModel
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import SINGLE_RANK, RankLayout, barrier, disconnect, end_rank
 from vlm_pg.models.policy import Policy
-from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.parts import Response
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.updates import Update, run_updates
 

@@ -7,9 +7,9 @@ import torch
 
 from tests.support.collecting import made_up_collector, tiny_config
 from tests.support.groups import tiny_policy
-from vlm_pg.algorithms.advantages import group_advantages
+from vlm_pg.algorithms.advantages import batch_advantages
 from vlm_pg.models.policy import Policy
-from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.parts import Response
 from vlm_pg.training.collect import FULL_ENOUGH
 from vlm_pg.training.groups import all_tokens, group_metrics, kept_tokens
 from vlm_pg.training.updates import Update, run_updates
@@ -30,7 +30,7 @@ def test_an_ordinary_step_takes_its_questions_in_order_and_keeps_everything() ->
     assert [g.sample.sample_id for g in first.groups] == ["text-0", "text-1", "text-2", "text-3"]
     assert [g.sample.sample_id for g in second.groups] == ["text-4", "text-5", "text-6", "text-7"]
     assert first.sampled == [g.without_features() for g in first.groups] and first.counts == {"questions": 4.0}
-    expected = group_advantages([0.0, 1.0, 2.0, 3.0], "group_mean", "std")
+    expected = batch_advantages([[0.0, 1.0, 2.0, 3.0]], "group_mean", "std")[0]
     assert all(list(group.advantages) == expected and not group.kept for group in first.groups)
 
 
@@ -175,7 +175,7 @@ def test_parts_are_normalised_one_by_one_and_a_rank_may_have_no_group() -> None:
     assert collector.collect(1, 0).groups == []
     config = tiny_config({"normalise_parts": True})
     batch = made_up_collector(tiny_policy(), config, by_place).collect(1, 0)
-    assert list(batch.groups[0].advantages) == group_advantages([0.0, 1.0, 2.0, 3.0], "group_mean", "std")
+    assert list(batch.groups[0].advantages) == batch_advantages([[0.0, 1.0, 2.0, 3.0]], "group_mean", "std")[0]
 
 
 def test_every_question_is_found_where_two_orders_overlap() -> None:
@@ -251,7 +251,7 @@ def test_a_kl_in_the_reward_is_that_of_the_reference_by_token(place: str) -> Non
         total, tokens = total + sum(float(v.sum()) for v in kl), tokens + sum(map(len, kl))
         if place == "reward":
             rewards = [float(i) - 0.5 * float(values.sum()) for i, values in enumerate(kl)]
-            assert group.advantages == pytest.approx(group_advantages(rewards, "group_mean", "none"), abs=1e-5)
+            assert group.advantages == pytest.approx(batch_advantages([rewards], "group_mean", "none")[0], abs=1e-5)
         else:
             assert group.advantages == without.advantages
             for advantage, values, found in zip(group.advantages, kl, group.token_advantages, strict=True):

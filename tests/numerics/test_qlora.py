@@ -20,7 +20,7 @@ from vlm_pg.models.settings import LoraSettings, ModelSettings
 from vlm_pg.models.weights import BYTES_PER_WEIGHT, is_quantized, num_elements
 from vlm_pg.plan.shape import shape_of
 from vlm_pg.types import ResponseGroup
-from vlm_pg.verify.sides import errors, repeated_backward, run_side, shared_backward
+from vlm_pg.verify.main import errors, repeated_backward, run_side, shared_backward
 
 QLORA = LoraSettings(rank=4, alpha=8.0, quantize="nf4")
 

@@ -6,7 +6,6 @@ they see the same completions.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,12 @@ from tests.support.trl import Recorded  # noqa: E402
 from tests.support.trl_cases import Case, compare  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer  # noqa: E402
 
+EVALUATION = Case({"num_generations_eval": 2, "per_device_eval_batch_size": 2, "beta": 0.1}, evaluate=True)
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case({}),
-        Case({"gradient_checkpointing": True}),
-        Case({"beta": 0.1}),
-        # Old log-probabilities are scored without gradient; the groups are scattered over two batches.
-        Case({"num_iterations": 2, "max_steps": 2, "per_device_train_batch_size": 4, "steps_per_generation": 2}),
-        Case({"mask_truncated_completions": True}),
-        Case({"generation_kwargs": {}}, {"family": "qwen2", "pictures": False}),
-        Case({"num_generations_eval": 2, "per_device_eval_batch_size": 2, "beta": 0.1}, evaluate=True),
-    ],
-    ids=["default", "checkpointing", "reference", "iterations", "truncated", "a text model", "evaluation"],
-)
+
+@pytest.mark.parametrize("case", [Case({"max_steps": 1}), pytest.param(EVALUATION, marks=pytest.mark.matrix)])
 def test_a_step_equals_trls_own(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ours, _ = compare(replace(case, settings={"max_steps": 1} | case.settings), tmp_path)
+    ours, _ = compare(case, tmp_path)
     printed = capsys.readouterr().out
     assert printed.count("vlm_pg: ") == 1
     assert "prompt(s) through the model as" in printed
@@ -52,7 +40,7 @@ def test_two_processes_sum_the_same_gradients(tmp_path: Path) -> None:
     assert "gradients of 2 processes equal under DistributedDataParallel" in printed
 
 
-@pytest.mark.parametrize("target_modules", [["q_proj", "v_proj"], "all-linear"], ids=["language model", "tower too"])
+@pytest.mark.parametrize("target_modules", ["all-linear", pytest.param(["q_proj", "v_proj"], marks=pytest.mark.matrix)])
 def test_an_adapter_trains_the_same(target_modules: Any, tmp_path: Path) -> None:
     """The reference of the KL term is the model without its adapter, in both; several steps see the same pictures."""
     peft = pytest.importorskip("peft")

@@ -27,7 +27,7 @@ from tests.support.processor import HAS_AVX512  # noqa: E402
 from tests.support.runs import ROOT, save_tiny_model  # noqa: E402
 from tests.support.tiny import tiny_model  # noqa: E402
 from tests.support.trl import OPTIONS, Recorded  # noqa: E402
-from tests.support.trl_cases import BASE, CASES, NO_EFFECT, REFUSED, SAID_TO_VLLM, FakeVLLM, compare, with_fake_vllm  # noqa: E402
+from tests.support.trl_cases import BASE, CASES, FOR_VLLM, NO_EFFECT, REFUSED, FakeVLLM, compare, with_fake_vllm  # noqa: E402
 from vlm_pg.errors import ConfigError, ModelError  # noqa: E402
 from vlm_pg.integrations.trl import GroupedGRPOTrainer, check_trainer  # noqa: E402
 
@@ -41,9 +41,9 @@ def test_every_option_is_tested_or_refused_or_without_effect() -> None:
     """Tested: some case sets it to something else than its default."""
     settings = [OPTIONS | BASE | case.settings for case in CASES.values()]
     tested = {name for values in settings for name, value in values.items() if value != FIELDS[name].default}
-    others = [*SAID_TO_VLLM, *REFUSED, *NO_EFFECT]
+    others = [*FOR_VLLM, *REFUSED, *NO_EFFECT]
     assert len(others) == len(set(others)) and set(others) <= set(FIELDS)
-    assert set(FIELDS) - set(others) <= tested and not tested & {*SAID_TO_VLLM, *REFUSED}
+    assert set(FIELDS) - set(others) <= tested and not tested & {*FOR_VLLM, *REFUSED}
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.default_suite])
@@ -98,15 +98,15 @@ def test_the_documented_example_trains(tmp_path: Path) -> None:
     assert "train_loss" in printed
 
 
-def test_vllm_is_asked_as_trl_asks_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_gets_what_trl_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_fake_vllm(monkeypatch)
-    settings = SAID_TO_VLLM | {"use_vllm": True, "vllm_importance_sampling_correction": False}
-    asked = []
+    settings = FOR_VLLM | {"use_vllm": True, "vllm_importance_sampling_correction": False}
+    requested = []
     for kind in (trl.GRPOTrainer, GroupedGRPOTrainer):
         vllm: FakeVLLM = Recorded(kind, tmp_path, **settings).trainer.vllm_generation
-        asked.append({name: value for name, value in vllm.settings.items() if isinstance(value, int | float | str)})
-    assert asked[0] == asked[1]
-    assert {"mode": "server", "server_port": 1, "max_model_length": 64}.items() <= asked[0].items()
+        requested.append({name: value for name, value in vllm.settings.items() if isinstance(value, int | float | str)})
+    assert requested[0] == requested[1]
+    assert {"mode": "server", "server_port": 1, "max_model_length": 64}.items() <= requested[0].items()
 
 
 REFUSALS: dict[str, Any] = {

@@ -157,11 +157,11 @@ def _multiple_choice(rng: random.Random, number: int) -> Question:
     else:
         text, spellings, neighbours = _formula(rng, number)
         others = list(neighbours)[:3]
-    place = rng.randrange(len(others) + 1)
-    texts = [*others[:place], text, *others[place:]]
+    index = rng.randrange(len(others) + 1)
+    texts = [*others[:index], text, *others[index:]]
     letters = "ABCDEF"[: len(texts)]
     options = tuple(f"{letter}. {one}" for letter, one in zip(letters, texts, strict=True))
-    letter = letters[place]
+    letter = letters[index]
     right = [letter, f"{letter}. {text}", f"({letter})", f"选项{letter}", text, *spellings]
     right += [f"x = {text}"] if text[-1].isdigit() and text[0].isdigit() else []
     wrong = [one for other, option in zip(letters, texts, strict=True) if other != letter for one in (other, option)]

@@ -9,7 +9,7 @@ from tests.support.groups import make_case
 from vlm_pg.config import RunConfig
 from vlm_pg.data.order import EachInTurn
 from vlm_pg.models.policy import Policy
-from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.parts import Response
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.training.collect import Collector, Stages

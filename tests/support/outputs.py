@@ -16,5 +16,5 @@ LATER_TABLES = sorted(path for name in ("second", "third", "fourth") for path in
 
 @cache
 def questions(path: Path) -> tuple[dict[str, Any], ...]:
-    """Questions of a table with the outputs that were graded; nobody may change them."""
+    """Questions of a table with the outputs that were graded; they are not to be changed."""
     return tuple(yaml.load(path.read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

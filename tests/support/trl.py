@@ -20,7 +20,7 @@ MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_
 
 Inputs = dict[str, Any]
 
-# What every run has, if nothing else is said.
+# What every run has.
 OPTIONS: dict[str, Any] = {
     "per_device_train_batch_size": NUM_PROMPTS * NUM_GENERATIONS,
     "num_generations": NUM_GENERATIONS,

@@ -55,7 +55,7 @@ def vowel_reward(completions: list[Any], **_: Any) -> list[float]:
 
 
 class FakeVLLM:
-    """In vLLM's place: words drawn from the numbers it is asked with, and log-probabilities that are a little off."""
+    """Instead of vLLM: words drawn from a seed, and log-probabilities that are a little off."""
 
     def __init__(self, **settings: Any):
         self.settings = settings
@@ -171,8 +171,8 @@ def _vllm(default_suite: bool = False, **settings: Any) -> Case:
     return Case(VLLM | settings, prepare=with_fake_vllm, default_suite=default_suite)
 
 
-def _loss(default_suite: bool = False, **settings: Any) -> Case:
-    return Case(TWICE | settings, OFF, default_suite=default_suite)
+def _loss(**settings: Any) -> Case:
+    return Case(TWICE | settings, OFF)
 
 
 # Where TRL's defaults are left: the size of model and batch, the length of a response, the number of steps.
@@ -200,7 +200,7 @@ CASES: dict[str, Case] = {
          "mask_truncated_completions": True}, {"family": "qwen3_5_moe"}
     ),
     "mixture without balancing": Case({"router_aux_loss_coef": 0.0}, {"family": "qwen3_vl_moe"}),
-    "entropy": Case({"entropy_coef": 0.5}, default_suite=True),
+    "entropy": Case({"entropy_coef": 0.5}),
     "adaptive entropy": Case(
         {"use_adaptive_entropy": True, "entropy_coef": 0.3, "entropy_target": 9.0, "entropy_coef_delta": 0.2,
          "entropy_coef_min": 0.1, "entropy_coef_max": 0.6, "top_entropy_quantile": 0.5,
@@ -209,7 +209,7 @@ CASES: dict[str, Case] = {
     ),
     "entropy of uncertain tokens": Case({"top_entropy_quantile": 0.4}),
     "fp32 head": Case({"cast_lm_head_to_fp32": True, "bf16": True}, rounded=True),
-    "fp32 head in fp32": Case({"cast_lm_head_to_fp32": True}, default_suite=True),
+    "fp32 head in fp32": Case({"cast_lm_head_to_fp32": True}),
     "bf16 weights": Case({"model_init_kwargs": {"dtype": "bfloat16"}}, rounded=True),
     "media in responses": Case({}, prepare=sampled_media, default_suite=True),
     "checkpointing": Case(
@@ -222,7 +222,7 @@ CASES: dict[str, Case] = {
     "grpo": _loss(loss_type="grpo", epsilon_high=0.2, delta=1.5),
     "bnpo": _loss(loss_type="bnpo"),
     "dr_grpo": _loss(loss_type="dr_grpo", scale_rewards="none"),
-    "dapo": _loss(True, loss_type="dapo", epsilon_high=0.2, delta=1.2),
+    "dapo": _loss(loss_type="dapo", epsilon_high=0.2, delta=1.2),
     "cispo": _loss(loss_type="cispo", epsilon_high=1.1),
     "sapo": _loss(loss_type="sapo", sapo_temperature_neg=1.5, sapo_temperature_pos=0.8),
     "luspo": _loss(loss_type="luspo", importance_sampling_level="sequence"),
@@ -245,7 +245,6 @@ CASES: dict[str, Case] = {
     "sampling": Case(
         {"top_p": 0.9, "top_k": 40, "min_p": 0.001, "repetition_penalty": 1.2, "temperature": 1.3,
          "max_completion_length": 6, "generation_kwargs": {"suppress_tokens": SUPPRESSED, "no_repeat_ngram_size": 2}},
-        default_suite=True,
     ),
     "static cache": Case({"cache_implementation": "static"}),
     "chat template": Case({"chat_template_kwargs": {"tone": "loud"}}, {"processing": with_tone}),
@@ -276,11 +275,14 @@ CASES: dict[str, Case] = {
     ),
     "tools": _tools(look, max_tool_calling_iterations=1),
     "tools that return images": _tools(look_at_picture, max_tool_calling_iterations=2),
+    # Old log-probabilities are scored without gradient; the groups are scattered over two batches.
+    "iterations": Case({"num_iterations": 2, "per_device_train_batch_size": 4, "steps_per_generation": 2}),
+    "a text model": Case({"generation_kwargs": {}}, {"family": "qwen2", "pictures": False}, default_suite=True),
     "words alone": Case({}, {"processing": only_tokenizer, "pictures": False}),
     "continuous batching": Case(
         {"use_transformers_continuous_batching": True,
          "transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 256}},
-        {"processing": only_tokenizer, "pictures": False}, default_suite=True,
+        {"processing": only_tokenizer, "pictures": False},
     ),
     "vllm": _vllm(True),
     "vllm, tokens cut": _vllm(vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=1.2),
@@ -293,8 +295,8 @@ CASES: dict[str, Case] = {
     "vllm, vespo": _vllm(vllm_importance_sampling_mode="token_mask", loss_type="vespo"),
 }  # fmt: skip
 
-# Said to vLLM alone, and compared there: test_vllm_is_asked_as_trl_asks_it.
-SAID_TO_VLLM: dict[str, object] = {
+# Settings of vLLM alone, compared in: test_vllm_gets_what_trl_gives_it.
+FOR_VLLM: dict[str, object] = {
     "vllm_mode": "server",
     "vllm_model_impl": "transformers",
     "vllm_enable_sleep_mode": True,

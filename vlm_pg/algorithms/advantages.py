@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 
-from vlm_pg.algorithms.settings import OF_STEP, AdvantageScale, AlgorithmSettings, Baseline
+from vlm_pg.algorithms.settings import AdvantageScale, AlgorithmSettings, Baseline
 
 STD_EPSILON = 1e-4
 WHITEN_EPSILON = 1e-8
@@ -67,70 +66,31 @@ def effective_scale(settings: AlgorithmSettings) -> AdvantageScale:
     return "none" if scale == "whiten" and by_token else scale
 
 
-def group_advantages(rewards: Rewards, baseline: Baseline, scale: AdvantageScale) -> list[float]:
-    """Advantage of each rollout of one complete group, from that group alone.
-
-    A_i = r_i - b_i with ``scale="none"``, (r_i - b_i) / (std + 1e-4) with ``"std"``. b_i is the mean of the group with
-    ``baseline="group_mean"``, that of the group's other rollouts with ``"leave_one_out"``, 0 with ``"none"``. ``std``
-    is the sample standard deviation (divisor n - 1; 0 of a single value). A reward of None ("no value") is left out of
-    every statistic and gets advantage 0. With a baseline, fewer than two valued rewards, or rewards that are all equal,
-    give exactly 0 for everyone: such a group does not say which rollout was better.
-
-        group_advantages([1.0, 0.0, None, 0.5], "group_mean", "none") -> [0.5, -0.5, 0.0, 0.0]
-        group_advantages([1.0, 0.0, None, 0.5], "leave_one_out", "none") -> [0.75, -0.75, 0.0, 0.0]
-
-    Args:
-        rewards: total reward of each of the group's G rollouts, None where it could not be computed.
-        baseline: ``"group_mean"``, ``"leave_one_out"`` or ``"none"``.
-        scale: ``"std"`` or ``"none"``; the others need the whole step, see ``batch_advantages``.
-
-    Returns:
-        G advantages, in the order of ``rewards``.
-
-    Raises:
-        ValueError: a reward is not finite, or ``baseline`` or ``scale`` is unknown or needs more than one group.
-    """
-    if scale in OF_STEP:
-        raise ValueError(
-            f"Advantage scale {scale!r} needs all groups of the step. One group allows std, none. "
-            "Call batch_advantages with the groups of all ranks."
-        )
-    return batch_advantages([rewards], baseline, scale)[0]
-
-
 def batch_advantages(groups: Sequence[Rewards], baseline: Baseline, scale: AdvantageScale) -> list[list[float]]:
-    """Advantages of all groups of a step; ``group_advantages`` for each of them, and two scales over all of them.
+    """Advantage of each rollout of each complete group.
 
-    ``batch``: divided by the sample standard deviation of all valued rewards of the step + 1e-4 (TRL's
-    ``scale_rewards="batch"``). ``whiten``: the differences from the baseline get the step's mean 0, and are divided by
-    their sample standard deviation over all valued rollouts of the step + 1e-8.
+    A_i = r_i - b_i, divided by what ``scale`` says. b_i is the mean of the group with ``baseline="group_mean"``, that
+    of the group's other rollouts with ``"leave_one_out"``, 0 with ``"none"``.
 
-    A group without spread has differences of 0 from its baseline. Its advantages are exactly 0 with ``batch``, and with
-    ``whiten`` too, since differences from a group's baseline have mean 0; there its zeros count in the deviation, as in
-    REINFORCE++ with a baseline.
+    ``std``: divided by the group's sample standard deviation (divisor n - 1; 0 of a single value) + 1e-4. ``batch``: by
+    that of all valued rewards of the step + 1e-4 (TRL's ``scale_rewards="batch"``). ``whiten``: the differences from
+    the baseline get the step's mean 0, and are divided by their sample standard deviation over all valued rollouts of
+    the step + 1e-8. ``none``: undivided.
 
-    With ``baseline="none"`` nothing is centred unless it is whitened: with ``std`` and ``batch``, equal rewards r of
-    all rollouts give r / 1e-4.
+    A reward of None ("no value") is left out of every statistic and gets advantage 0. With a baseline, fewer than two
+    valued rewards, or rewards that are all equal, give exactly 0 for everyone: such a group does not say which rollout
+    was better; with ``whiten`` its zeros count in the deviation, as in REINFORCE++ with a baseline. With
+    ``baseline="none"`` nothing is centred unless it is whitened: equal rewards r give r / 1e-4 with ``std``.
+
+        batch_advantages([[1.0, 0.0, None, 0.5]], "group_mean", "none") -> [[0.5, -0.5, 0.0, 0.0]]
+        batch_advantages([[1.0, 0.0, None, 0.5]], "leave_one_out", "none") -> [[0.75, -0.75, 0.0, 0.0]]
 
     Args:
-        groups: rewards of each complete group of the step, of all ranks for ``batch`` and ``whiten``.
-        baseline: see ``group_advantages``.
-        scale: ``"std"``, ``"batch"``, ``"whiten"`` or ``"none"``.
-
-    Returns:
-        Advantages of each group, in the order of ``groups``.
+        groups: rewards of each complete group; for ``batch`` and ``whiten`` all of the step, of all ranks.
 
     Raises:
-        ValueError: a reward is not finite, or ``baseline`` or ``scale`` is unknown.
+        ValueError: a reward is not finite.
     """
-    for name, value, allowed, setting in (
-        ("baseline", baseline, get_args(Baseline), "algorithm.baseline"),
-        ("advantage scale", scale, get_args(AdvantageScale), "algorithm.scale_advantages"),
-    ):
-        if value not in allowed:
-            raise ValueError(
-                f"Unknown {name} {value!r}. Allowed are {', '.join(allowed)}. Set {setting} to one of them."
-            )
     for rewards in groups:
         if not all(math.isfinite(reward) for reward in rewards if reward is not None):
             raise ValueError(
@@ -151,47 +111,25 @@ def part_advantages(
     """Advantages of each part of the reward by itself, added up with the parts' weights.
 
     So a part with a small spread counts as much as one with a large spread (with the scales ``std``, ``batch`` and
-    ``whiten``). A rollout of which a weighted part is None has no total: it gets advantage 0 and enters no statistic
-    of any part. Parts of weight 0 are not looked at.
+    ``whiten``). A rollout of which a part is None has no total: it gets advantage 0 and enters no statistic.
 
     Args:
         parts: part -> its values, unweighted: those of each rollout of each group of the step.
-        weights: part -> its weight, for every part.
-        baseline: see ``group_advantages``.
-        scale: see ``batch_advantages``.
-
-    Returns:
-        Advantages of each group.
-
-    Raises:
-        ValueError: ``parts`` and ``weights`` have other names or ``parts`` other shapes; and what ``batch_advantages``
-            refuses.
+        weights: part -> its weight, not 0, for every part.
     """
-    if not parts or set(parts) != set(weights):
-        raise ValueError(
-            f"Parts are {sorted(parts)}, weights are given for {sorted(weights)}. Both must name the same parts, at "
-            "least one. Give a part that shall not count the weight 0."
-        )
-    shapes = {name: [len(rewards) for rewards in groups] for name, groups in parts.items()}
-    shape = next(iter(shapes.values()))
-    if any(other != shape for other in shapes.values()):
-        raise ValueError(
-            f"Rollouts in each group are, by part, {shapes}. They must be the same for all parts. "
-            "Pass None for a rollout of which a part has no value."
-        )
-    weighted = {name: weight for name, weight in weights.items() if weight != 0.0}
+    shape = [len(rewards) for rewards in next(iter(parts.values()))]
     complete = [
-        [all(parts[name][group][i] is not None for name in weighted) for i in range(num_rollouts)]
+        [all(groups[group][i] is not None for groups in parts.values()) for i in range(num_rollouts)]
         for group, num_rollouts in enumerate(shape)
     ]
     totals = [[0.0] * num_rollouts for num_rollouts in shape]
-    for name, weight in weighted.items():
+    for name, groups in parts.items():
         values = [
             [value if whole else None for value, whole in zip(rewards, of_group, strict=True)]
-            for rewards, of_group in zip(parts[name], complete, strict=True)
+            for rewards, of_group in zip(groups, complete, strict=True)
         ]
         for total, advantages in zip(totals, batch_advantages(values, baseline, scale), strict=True):
-            total[:] = [so_far + weight * advantage for so_far, advantage in zip(total, advantages, strict=True)]
+            total[:] = [so_far + weights[name] * one for so_far, one in zip(total, advantages, strict=True)]
     return totals
 
 
@@ -248,7 +186,6 @@ def kl_returns(kl: torch.Tensor, coef: float) -> torch.Tensor:
 
     Args:
         kl: [R] KL estimate of each token of one response, in nats, without graph.
-        coef: weight of the KL.
 
     Returns:
         [R] -coef * sum of kl[s] over s >= t.
@@ -280,9 +217,7 @@ def whitened(values: torch.Tensor, mean: float, std: float, rounding: float) -> 
     Zeros where the deviation is rounding and nothing else: divided by itself it would be a full-size update.
 
     Args:
-        values: any shape.
-        mean: of all tokens of the step on all ranks, see ``mean_and_std``.
-        std: their sample standard deviation.
+        mean, std: of all tokens of the step on all ranks, see ``mean_and_std``.
         rounding: deviation that equal rewards may have, see ``token_rounding``.
     """
     return values * 0.0 if std <= rounding else (values - mean) / (std + WHITEN_EPSILON)
@@ -293,7 +228,6 @@ def token_rounding(largest: float, kl_coef: float, longest: int) -> float:
 
     Args:
         largest: absolute value of the step's largest advantage before the KL is taken away.
-        kl_coef: weight of the KL, which sums up over a response.
-        longest: tokens of the longest response.
+        longest: tokens of the longest response, over which the KL sums up.
     """
     return FP32_ROUNDING * (largest + kl_coef * longest)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import get_args
 
 import torch
 
 from vlm_pg.algorithms.settings import AlgorithmSettings, KlEstimator, LossAverage
-from vlm_pg.algorithms.tokens import LOG_RATIO_CLAMP, ResponseTokens, log_ratios, require_same_length
+from vlm_pg.algorithms.tokens import LOG_RATIO_CLAMP, ResponseTokens, log_ratios
 from vlm_pg.metrics import KL_CHART, Chart, Metric
 
 LossAndMetrics = tuple[torch.Tensor, dict[Metric, torch.Tensor]]
@@ -40,9 +39,6 @@ def clip(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
 
     ``ratio_level`` selects the ratio r, see ``log_ratios``. Log-ratios are held within +-log_ratio_clamp, which
     keeps exp finite; a held one has no gradient.
-
-    Raises:
-        ValueError: the lengths do not fit.
     """
     ratio, clipped, low, high = _clipped(tokens, settings)
     advantages, dual_clip = tokens.advantages, settings.dual_clip
@@ -58,9 +54,6 @@ def cispo(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics
     """clip(r, 1 - clip_low, 1 + clip_high) * A * policy_logprob of each token, the clipped ratio without graph
     (MiniMax-M1, arXiv 2506.13585, section 3.1). Clipping bounds what a token counts for and takes no token's gradient
     away; neither does holding its log-ratio.
-
-    Raises:
-        ValueError: the lengths do not fit.
     """
     ratio, clipped, low, high = _clipped(tokens, settings)
     terms = clipped.detach() * tokens.advantages * tokens.policy_logprobs
@@ -127,21 +120,10 @@ def kl_penalty(
     Args:
         policy_logprobs: [R_total], carries the graph.
         ref_logprobs: [R_total], no gradient flows into it.
-        estimator: ``"k1"``, ``"k2"`` or ``"k3"``.
-        clamp: the lower bound on d in k3 is minus this.
 
     Returns:
-        [R_total] estimates in nats; see ``kl_term``.
-
-    Raises:
-        ValueError: the tensors are not one-dimensional and of one length, or ``estimator`` is unknown.
+        [R_total] estimates in nats.
     """
-    if estimator not in get_args(KlEstimator):
-        raise ValueError(
-            f"Unknown KL estimator {estimator!r}. Allowed are {', '.join(get_args(KlEstimator))}. "
-            "Set algorithm.kl_estimator to one of them."
-        )
-    require_same_length(policy_logprobs=policy_logprobs, ref_logprobs=ref_logprobs)
     log_ratio = policy_logprobs - ref_logprobs.detach()
     if estimator == "k1":
         return log_ratio
@@ -184,9 +166,7 @@ def response_token_weights(
 
     Args:
         lengths: response tokens of each sequence held here (this rank, this micro-batch), each at least 1.
-        average: one of ``LossAverage``.
-        total_tokens: response tokens of the whole optimizer batch on all ranks.
-        total_sequences: responses of the whole optimizer batch on all ranks.
+        total_tokens, total_sequences: of the whole optimizer batch on all ranks.
         max_new_tokens: most tokens a response may have.
         kept: factor of each sequence, at least 0; 0 for one that does not train; None: 1 for all.
 
@@ -194,11 +174,13 @@ def response_token_weights(
         One weight per sequence; 0.0 where ``kept`` is 0.
 
     Raises:
-        ValueError: a length or ``max_new_tokens`` below 1, factors that are negative or not one per sequence, totals
-            smaller than what the sequences that train add up to, or an unknown average.
+        ValueError: a length below 1, or totals smaller than what the sequences that train add up to.
     """
     factors = [1.0] * len(lengths) if kept is None else list(kept)
-    _require_valid(lengths, average, max_new_tokens, factors)
+    if any(length < 1 for length in lengths):
+        raise ValueError(
+            f"Response lengths are {list(lengths)}. Each must be at least 1 token. Leave empty responses out."
+        )
     training = [length for length, factor in zip(lengths, factors, strict=True) if factor > 0]
     if total_tokens < sum(training) or total_sequences < len(training):
         raise ValueError(
@@ -213,22 +195,3 @@ def response_token_weights(
         "constant_length": [max_new_tokens * total_sequences] * len(lengths),
     }
     return [factor / divisor if factor > 0 else 0.0 for factor, divisor in zip(factors, divisors[average], strict=True)]
-
-
-def _require_valid(lengths: Sequence[int], average: LossAverage, max_new_tokens: int, factors: Sequence[float]) -> None:
-    if average not in get_args(LossAverage):
-        raise ValueError(
-            f"Unknown loss average {average!r}. Allowed are {', '.join(get_args(LossAverage))}. "
-            "Set algorithm.loss_average to one of them."
-        )
-    if any(length < 1 for length in lengths):
-        raise ValueError(
-            f"Response lengths are {list(lengths)}. Each must be at least 1 token. Leave empty responses out."
-        )
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}. It must be at least 1. Set rollout.max_new_tokens.")
-    if len(factors) != len(lengths) or not all(factor >= 0 for factor in factors):
-        raise ValueError(
-            f"Factors of {len(lengths)} sequences are {list(factors)}. There must be one for each, at least 0. "
-            "Pass 0 for a sequence that does not train and 1 for one that does."
-        )

@@ -12,7 +12,6 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import get_args
 
 from vlm_pg.algorithms.settings import PruneMetric, PruneScope
 
@@ -24,11 +23,8 @@ def num_kept(generations: int, prune_rate: float) -> int:
     """floor(G * (1 - P)): rollouts kept of a group of G at pruning rate P. num_kept(10, 0.9) == 1.
 
     Raises:
-        ValueError: none would be kept, there are none, or ``prune_rate`` is not in [0, 1).
+        ValueError: none would be kept.
     """
-    _require_rate(prune_rate)
-    if generations < 1:
-        raise ValueError(f"A group has {generations} rollouts. It needs at least one. Raise rollout.num_generations.")
     kept = _floor_of_rest(generations, prune_rate)
     if kept < 1:
         # Rounded down to four places, so that the rate named here can be set.
@@ -69,21 +65,18 @@ def prune(
     Args:
         advantages: of each rollout of each group.
         rate: share P of the rollouts to drop; 0 gives weights of exactly 1.
-        scope: ``"question"`` or ``"rank"``.
-        metric: ``"smallest"``, ``"largest"`` or ``"random"``.
-        correction: whether kept rollouts make up for dropped ones.
         keys: of each group; different in every step. They name the random numbers, so equal keys give equal choices.
 
     Returns:
         Weights in the shape of ``advantages``.
 
     Raises:
-        ValueError: ``correction`` with ``metric="largest"``, ``num_kept`` of a group refuses, ``rate`` is not in
-            [0, 1), an advantage is not finite, there is not one key per group, or ``scope`` or ``metric`` is unknown.
+        ValueError: ``num_kept`` of a group refuses.
     """
-    _require_rate(rate)
-    _require_valid(advantages, scope, metric, correction, keys)
-    names = [[_name(key, i) for i in range(len(group))] for group, key in zip(advantages, keys, strict=True)]
+    names = [
+        [(key.encode() if isinstance(key, str) else key) + b"\x1f%d" % rollout for rollout in range(len(group))]
+        for group, key in zip(advantages, keys, strict=True)
+    ]
     if scope == "question":
         return [
             _weights_of(group, num_kept(len(group), rate), metric, correction, of_group)
@@ -158,42 +151,10 @@ def _floor_of_rest(total: int, rate: float) -> int:
     return math.floor(total * (1.0 - rate) + ROUNDING)
 
 
-def _name(key: bytes | str, rollout: int) -> bytes:
-    return (key.encode() if isinstance(key, str) else key) + b"\x1f%d" % rollout
-
-
 def _uniform(names: Iterable[bytes]) -> float:
     """In (0, 1), on a grid of 2^-32, which keeps the last mark of a sample clear of the end."""
     digest = hashlib.sha256(b"prune\x1f" + b"\x1e".join(names)).digest()
     return (int.from_bytes(digest[:4], "big") + 0.5) * 2.0**-32
-
-
-def _require_rate(rate: float) -> None:
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"The pruning rate is {rate}. Allowed is 0 up to, not including, 1. Set algorithm.prune_rate.")
-
-
-def _require_valid(
-    advantages: Sequence[Sequence[float]], scope: str, metric: str, correction: bool, keys: Sequence[bytes | str]
-) -> None:
-    for name, value, allowed in (("scope", scope, get_args(PruneScope)), ("metric", metric, get_args(PruneMetric))):
-        if value not in allowed:
-            raise ValueError(
-                f"Unknown pruning {name} {value!r}. Allowed are {', '.join(allowed)}. "
-                f"Set algorithm.prune_{name} to one of them."
-            )
-    if correction and metric == "largest":
-        raise ValueError(
-            "prune_correction is on with prune_metric largest, which never keeps the rollouts that count most: nothing "
-            "can make up for them. Correction is allowed with smallest and random. Change one of the two settings."
-        )
-    if len(keys) != len(advantages):
-        raise ValueError(f"There are {len(keys)} keys for {len(advantages)} groups. Pass one key per group.")
-    for group in advantages:
-        if not all(math.isfinite(advantage) for advantage in group):
-            raise ValueError(
-                f"Advantages of one group are {list(group)}. Each must be finite. Make them with batch_advantages."
-            )
 
 
 def fits(used: int, budget: int, cost: int) -> bool:
@@ -216,15 +177,7 @@ def questions_needed(used: int, budget: int, mean_cost: float) -> int:
     again; if dearer, ``fits`` leaves some of them out.
 
     Args:
-        used: as in ``fits``.
-        budget: as in ``fits``.
+        used, budget: as in ``fits``.
         mean_cost: tokens of a question after pruning, on average; those sampled so far tell.
-
-    Raises:
-        ValueError: ``mean_cost`` is not above 0.
     """
-    if not mean_cost > 0.0:
-        raise ValueError(
-            f"The mean cost of a question is {mean_cost} tokens. It must be above 0. Count prefix and kept responses."
-        )
     return max(0, math.ceil((budget - used) / mean_cost - 0.5))

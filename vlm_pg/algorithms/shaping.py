@@ -28,8 +28,6 @@ def temporal_bonus(
     Args:
         accuracies: of each rollout of the group; None: no value, no bonus.
         control_accuracies: of each rollout of the control group.
-        bonus: what a right answer gets.
-        ratio: see above.
         right_above: an answer is right if its accuracy is above this.
     """
     group_mean, control_mean = _mean(accuracies), _mean(control_accuracies)
@@ -52,17 +50,9 @@ def length_bonus(
     Args:
         accuracies: of each rollout of the group; None: no value, no bonus.
         lengths: response tokens of each rollout.
-        bonus: what a right answer of that length gets.
         tokens: shortest and longest response that gets it, both included.
         right_above: an answer is right if its accuracy is above this.
-
-    Raises:
-        ValueError: there is not one length per accuracy.
     """
-    if len(lengths) != len(accuracies):
-        raise ValueError(
-            f"There are {len(lengths)} lengths for {len(accuracies)} accuracies. Pass one of each per rollout."
-        )
     low, high = tokens
     right = [_is_right(accuracy, right_above) for accuracy in accuracies]
     several = sum(right) > 1
@@ -82,9 +72,7 @@ def overlong_penalty(length: int, max_new_tokens: int, share: float, penalty: fl
 
     Args:
         length: response tokens.
-        max_new_tokens: most tokens a response may have.
-        share: last share of them in which the punishment grows, in [0, 1).
-        penalty: what the longest response loses.
+        share: last share of ``max_new_tokens`` in which the punishment grows, in [0, 1).
         truncated: whether the response was cut off.
     """
     if share == 0.0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 import torch
 
@@ -41,7 +40,13 @@ class ResponseTokens:
     ref_logprobs: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        require_same_length(**{name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)})
+        shapes = {name: list(value.shape) for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        if any(len(shape) != 1 or shape != shapes["policy_logprobs"] for shape in shapes.values()):
+            described = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+            raise ValueError(
+                f"Shapes are {described}. All must be [R_total], one entry per response token. "
+                "Repeat what belongs to a whole response for each of its tokens."
+            )
 
 
 LOG_RATIO_CLAMP = 20.0
@@ -63,18 +68,10 @@ def log_ratios(
         policy_logprobs: [R_total], carries the graph.
         behaviour_logprobs: [R_total], no gradient flows into it.
         lengths: tokens of each response, in order, each at least 1.
-        level: ``"token"`` or ``"sequence"``.
-        clamp: bound on the absolute log-ratio.
 
     Raises:
-        ValueError: shapes or lengths do not fit, or ``level`` is unknown.
+        ValueError: the lengths do not fit.
     """
-    if level not in get_args(RatioLevel):
-        raise ValueError(
-            f"Unknown ratio level {level!r}. Allowed are {', '.join(get_args(RatioLevel))}. "
-            "Set algorithm.ratio_level to one of them."
-        )
-    require_same_length(policy_logprobs=policy_logprobs, behaviour_logprobs=behaviour_logprobs)
     if any(length < 1 for length in lengths) or sum(lengths) != policy_logprobs.numel():
         raise ValueError(
             f"Response lengths are {list(lengths)}, for {policy_logprobs.numel()} tokens. Each must be at least 1 and "
@@ -102,26 +99,9 @@ def importance_weights(
     Args:
         trainer_logprobs: [R_total] log-probabilities as training computes them, under the weights that sampled.
         rollout_logprobs: [R_total] log-probabilities as generation recorded them.
-        cap: largest weight.
-        clamp: bound on the absolute log-ratio.
 
     Returns:
         [R_total] factors without graph.
-
-    Raises:
-        ValueError: the tensors are not one-dimensional and of one length.
     """
-    require_same_length(trainer_logprobs=trainer_logprobs, rollout_logprobs=rollout_logprobs)
     difference = trainer_logprobs.detach() - rollout_logprobs.detach()
     return difference.clamp(-clamp, clamp).exp().clamp(max=cap)
-
-
-def require_same_length(**tensors: torch.Tensor) -> None:
-    """Raises ValueError unless all tensors are one-dimensional and of one length."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(set(shapes.values())) != 1 or any(len(shape) != 1 for shape in shapes.values()):
-        described = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-        raise ValueError(
-            f"Shapes are {described}. All must be [R_total], one entry per response token. "
-            "Repeat what belongs to a whole response for each of its tokens."
-        )

@@ -126,7 +126,7 @@ def clauses(text: str) -> list[Clause]:
         sentence = _RATHER.sub(r"\1 rather than", sentence)
         sentence = _LISTED.sub(r"\1 / ", _LABEL_OF_WRONG.sub(r"\1 ", _ALL_BUT.sub("except", sentence)))
         for part in _parts(sentence):
-            rejections = _count_rejections(part)
+            rejections = sum(1 for _ in _REJECTION.finditer(_HARMLESS.sub(" ", part)))
             if found and _VERDICT.fullmatch(part) and (rejections or part.lower() in ("no", "nope")):
                 found[-1] = replace(found[-1], rejections=found[-1].rejections + 1)
             else:
@@ -151,10 +151,6 @@ def _parts(sentence: str) -> list[str]:
         start = match.end()
     parts.append(sentence[start:])
     return [stripped for part in parts if (stripped := part.strip(" ,，、:"))]
-
-
-def _count_rejections(clause: str) -> int:
-    return sum(1 for _ in _REJECTION.finditer(_HARMLESS.sub(" ", clause)))
 
 
 _ENGLISH = (
@@ -236,9 +232,7 @@ def without_lead_in(text: str) -> str:
         without_lead_in("So the final answer is: B") -> "B"
     """
     for _ in range(_MOST_LEAD_INS):
-        lead_in = _LEAD_IN.match(text)
-        if lead_in is None or not lead_in.end():
-            break
-        text = text[lead_in.end() :].lstrip()
+        if (lead_in := _LEAD_IN.match(text)) and lead_in.end():
+            text = text[lead_in.end() :].lstrip()
     ending = _ENDING.search(text, max(0, len(text) - _LONGEST_ENDING))
     return text[: ending.start()] if ending and ending.start() else text

@@ -158,7 +158,7 @@ def _distance(gold: Any, found: Any) -> float | None:
     if not (isinstance(gold, sympy.Expr) and isinstance(found, sympy.Expr)):
         return None
     symbols = sorted(gold.free_symbols | found.free_symbols, key=str)
-    chosen = {symbol: sympy.Rational(7 + 4 * place, 11) for place, symbol in enumerate(symbols)}
+    chosen = {symbol: sympy.Rational(7 + 4 * index, 11) for index, symbol in enumerate(symbols)}
     try:
         left, right = (complex(side.evalf(15, subs=chosen)) for side in (gold, found))
         if min(abs(left), abs(right)) < _NEXT_TO_ZERO:
@@ -198,18 +198,10 @@ def check_cost(expression: object) -> None:
                 raise TooCostly(f"it has more than {MAX_NODES} parts")
             if isinstance(node, _TASKS):
                 raise TooCostly(f"it has a {type(node).__name__} that is not worked out")
-            if isinstance(node, MatrixBase | sympy.MatPow):
-                check_power(node)
-            elif isinstance(node, sympy.Expr):
+            if isinstance(node, sympy.MatPow) and not (node.exp.is_Integer and abs(node.exp) <= MAX_POWER_OF_SUM):
+                raise TooCostly(f"it has a matrix to a power other than a whole number up to {MAX_POWER_OF_SUM}")
+            if isinstance(node, sympy.Expr) and not isinstance(node, MatrixBase | sympy.MatPow):
                 digits(node)
-
-
-def check_power(node: object) -> None:
-    """Raises:
-    TooCostly: a matrix to a power above ``MAX_POWER_OF_SUM``.
-    """
-    if isinstance(node, sympy.MatPow) and not (node.exp.is_Integer and abs(node.exp) <= MAX_POWER_OF_SUM):
-        raise TooCostly(f"it has a matrix to a power other than a whole number up to {MAX_POWER_OF_SUM}")
 
 
 def digits(node: sympy.Expr) -> float:
@@ -232,7 +224,11 @@ def _bound(node: sympy.Expr) -> float:
     if not node.args or not all(isinstance(part, sympy.Expr) for part in node.args):
         return 1.0
     if isinstance(node, sympy.Pow):
-        return _bound_of_power(node.base, node.exp)
+        size = _value(digits(node.exp))
+        if node.exp.is_Rational and size > MAX_POWER_OF_SUM and node.base.has(sympy.Add):
+            raise TooCostly(f"it has a sum to a power above {MAX_POWER_OF_SUM}")
+        # A base of one digit still doubles with every power; a small one grows as fast downwards.
+        return max(digits(node.base), 0.5) * size
     parts = [digits(part) for part in node.args]
     if isinstance(node, sympy.Add):
         return max(parts) + math.log10(len(parts))
@@ -248,14 +244,6 @@ def _bound(node: sympy.Expr) -> float:
     if max(parts) > 20.0:
         raise TooCostly("it has a function of a number that may have more than 20 digits")
     return 1.0 + max(parts)
-
-
-def _bound_of_power(base: sympy.Expr, exponent: sympy.Expr) -> float:
-    size = _value(digits(exponent))
-    if exponent.is_Rational and size > MAX_POWER_OF_SUM and base.has(sympy.Add):
-        raise TooCostly(f"it has a sum to a power above {MAX_POWER_OF_SUM}")
-    # A base of one digit still doubles with every power; a small one grows as fast downwards.
-    return max(digits(base), 0.5) * size
 
 
 def _value(digits_bound: float) -> float:

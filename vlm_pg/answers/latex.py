@@ -19,20 +19,8 @@ SIGNS = str.maketrans(
     | {"α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega "}
     | {"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"}
     | {sign: f"^{{{digit}}}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
-    | {
-        "₀": "_0",
-        "₁": "_1",
-        "₂": "_2",
-        "₃": "_3",
-        "∨": r"\lor ",
-        "∧": r"\land ",
-        "⁄": "/",
-        "℃": r"^\circ C",
-        "∠": r"\angle ",
-        "△": r"\triangle ",
-        "≈": r"\approx ",
-        "∶": ":",
-    }
+    | {"₀": "_0", "₁": "_1", "₂": "_2", "₃": "_3", "∨": r"\lor ", "∧": r"\land ", "⁄": "/", "℃": r"^\circ C"}
+    | {"∠": r"\angle ", "△": r"\triangle ", "≈": r"\approx ", "∶": ":"}
 )
 TEXT_MACRO = re.compile(
     r"\\(?:text|mbox|textbf|textit|textrm|textnormal|textsf|texttt|textup|mathrm|mathbf|mathsf|operatorname)\s?\{([^{}]*)\}"
@@ -111,18 +99,18 @@ def as_latex(text: str) -> str:
 
 def _numbers(text: str) -> str:
     """Thousands without separators, mixed numbers and short fractions with braces, "million" as a power of ten."""
-    text = _SPACED_THOUSANDS.sub(_digits_only, text)
+
+    def digits_only(match: re.Match[str]) -> str:
+        return re.sub(r"[^0-9]", "", match[0])
+
+    text = _SPACED_THOUSANDS.sub(digits_only, text)
     if not re.search(r"[(\[]|\\[{l]", text):  # in "(1,234)" the comma may separate two numbers
-        text = _COMMA_THOUSANDS.sub(_digits_only, text)
+        text = _COMMA_THOUSANDS.sub(digits_only, text)
     text = _SPACE_MACRO.sub(" ", text)
     text = _MIXED.sub(_mixed, text)
     text = _SHORT_FRACTION.sub(r"\\\1{\2}{\3}", text)
     text = _REPEATING.sub(_as_fraction, _LOG.sub(r"\\log_{\1}(\2)", text))
     return _SCALE.sub(lambda match: f" \\cdot 10^{{{_SCALES[match[1]]}}}", text)
-
-
-def _digits_only(match: re.Match[str]) -> str:
-    return re.sub(r"[^0-9]", "", match[0])
 
 
 def _corners(match: re.Match[str]) -> str:
@@ -151,16 +139,9 @@ _SEPARATOR = re.compile(
     r"[,;，；、]|\\q?quad(?![A-Za-z])|\\(?:lor|vee|land|wedge)(?![A-Za-z])|"
     r"(?<![A-Za-z\\])(?P<word>or|and)(?![A-Za-z])|\\(?:text|mbox|textrm|mathrm)\s?\{\s{0,3},?\s{0,3}(?P<text>or|and)\s{0,3}\}|或者?|和|与|及"
 )
-_JOINS = {
-    "or": "or",
-    "\\lor": "or",
-    "\\vee": "or",
-    "或": "or",
-    "或者": "or",
-    "and": "and",
-    "\\land": "and",
-    "\\wedge": "and",
-}
+_JOINS = dict.fromkeys(("or", "\\lor", "\\vee", "或", "或者"), "or") | dict.fromkeys(
+    ("and", "\\land", "\\wedge"), "and"
+)
 _SET = re.compile(r"\\left\s?\\\{(.*)\\right\s?\\\}|\\\{(.*)\\\}|\{([^{}\\]*)\}", re.DOTALL)
 _NAME = re.compile(r"\s*(\\?[A-Za-z]{1,8})(?:_\{?\s?([A-Za-z0-9]{1,4})\s?\}?)?\s*=(?!=)(?P<value>[^=<>]+)$")
 _BASE = re.compile(r"\s*([0-9][0-9A-F]{0,39})_\{?\s?([0-9]{1,2})\s?\}?\s*")
@@ -250,19 +231,19 @@ def has_letters(part: Part) -> bool:
 
 def _split(text: str) -> tuple[list[str], set[str]]:
     """The texts between separators outside of all brackets, and the kinds of separators."""
-    texts, joins, start, place, depth = [], set(), 0, 0, 0
+    texts, joins, start, index, depth = [], set(), 0, 0, 0
     separators = {match.start(): match for match in _SEPARATOR.finditer(text)}
-    while place < len(text):
-        match = separators.get(place)
+    while index < len(text):
+        match = separators.get(index)
         if match and depth == 0:
-            texts.append(text[start:place])
+            texts.append(text[start:index])
             joins.add(_JOINS.get(match["word"] or match["text"] or match[0], ","))
-            start = place = match.end()
+            start = index = match.end()
             continue
-        if text.startswith(("\\begin", "\\end"), place):
-            depth += 1 if text.startswith("\\begin", place) else -1
-        depth = max(0, depth + (text[place] in _OPENING) - (text[place] in _CLOSING))
-        place += 1
+        if text.startswith(("\\begin", "\\end"), index):
+            depth += 1 if text.startswith("\\begin", index) else -1
+        depth = max(0, depth + (text[index] in _OPENING) - (text[index] in _CLOSING))
+        index += 1
     texts.append(text[start:])
     return [stripped for one in texts if (stripped := one.strip())], joins
 
@@ -375,7 +356,7 @@ _OPERATION = re.compile(
     r"percent|base|mod|to|or|and|from|sqrt|pi|no|never)\b",
     re.IGNORECASE,
 )
-# "Area = 12": a word for what is asked.
+# "Area = 12": a word for the quantity in question.
 _WORD_EQUALS = re.compile(
     r"^\s{0,3}(?:(?=[a-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{1,3}){0,3}(?:(?=[A-Za-z]{0,20}[aeiou])[A-Za-z][a-z]{3,20}\s{0,3})?=(?=[^=])\s{0,3}"
 )

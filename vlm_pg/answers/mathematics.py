@@ -9,7 +9,7 @@ replaced while a comparison runs. (Users' isolated functions run in the same pro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -39,19 +39,6 @@ from vlm_pg.answers.verdict import shorten
 
 # Of the mathematics in an answer. The gold answers of MATH-500 have at most 53 characters.
 MAX_CHARACTERS = 400
-# The parser's time doubles with every few levels of brackets; gold answers of MATH-500 have at most 2.
-MAX_DEPTH = 5
-MAX_DIGITS = 60
-MAX_LETTERS = 40
-MAX_MACROS = 40
-MAX_FUNCTIONS = 6
-MAX_RELATIONS = 8
-MAX_BARS = 8
-MAX_UNIONS = 4
-MAX_POWERS = 8
-MAX_OPERATORS = 30  # 1 + 2 + ...
-MAX_LISTED = 80  # parts of a list or matrix
-
 _MACRO = re.compile(r"\\([A-Za-z]+)")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|arc[a-z]*|log|ln|exp|sinh|cosh|tanh|det)\b")
 _BINOMIAL = re.compile(r"\\[dt]?binom(?!\s?\{\s?(?:[0-9]{1,3}|[a-z])\s?\}\s?\{\s?(?:[0-9]{1,3}|[a-z])\s?\})")
@@ -195,7 +182,10 @@ def _same_parts(gold: Parts, found: Parts) -> bool:
         return False
     variables = [{part.variable for part in side.parts} for side in (gold, found)]
     if all("" not in side and len(side) > 1 for side in variables):
-        return _same_by_name(gold.parts, found.parts)
+        values = {part.name: part for part in found.parts}
+        return len(values) == len(found.parts) and all(
+            part.name in values and _same_value(part, values[part.name]) for part in gold.parts
+        )
     if any(len(side) > 1 for side in variables):  # "x = 1, y = 2" and "1, 2": in this order
         return all(map(_same_value, gold.parts, found.parts))
     left = list(found.parts)
@@ -205,13 +195,6 @@ def _same_parts(gold: Parts, found: Parts) -> bool:
             return False
         left.remove(match)
     return True
-
-
-def _same_by_name(gold: Sequence[Part], found: Sequence[Part]) -> bool:
-    values = {part.name: part for part in found}
-    return len(values) == len(found) and all(
-        part.name in values and _same_value(part, values[part.name]) for part in gold
-    )
 
 
 def _same_as_tuple(gold: Parts, found: Parts) -> bool:
@@ -229,13 +212,10 @@ def _same_as_tuple(gold: Parts, found: Parts) -> bool:
 
 def _same_value(gold: Part, found: Part) -> bool:
     """Whether two of several solutions are equal; one that is a set is no number there: "{1}, {2}" is not {1, 2}."""
-    if _is_set(gold) != _is_set(found):
+    gold, found = (replace(part, latex=part.value or part.latex) for part in (gold, found))
+    if gold.latex.lstrip().startswith("\\{") != found.latex.lstrip().startswith("\\{"):
         return False
-    return _same_part(replace(gold, latex=gold.value or gold.latex), replace(found, latex=found.value or found.latex))
-
-
-def _is_set(part: Part) -> bool:
-    return (part.value or part.latex).lstrip().startswith("\\{")
+    return _same_part(gold, found)
 
 
 def _same_part(gold: Part, found: Part) -> bool:
@@ -396,17 +376,18 @@ def refusal(latex: str) -> str | None:
     if _BINOMIAL.search(latex):
         return "it has a binomial of something other than small numbers or letters"
     counts = {
-        "nested brackets": (_depth(latex), MAX_DEPTH),
-        "digits in a row": (max(map(len, re.findall("[0-9]+", latex)), default=0), MAX_DIGITS),
-        "letters": (sum(map(str.isalpha, _MACRO.sub("", TEXT_MACRO.sub("", latex)))), MAX_LETTERS),
-        "macros": (latex.count("\\"), MAX_MACROS),
-        "functions": (len(_FUNCTION.findall(latex)), MAX_FUNCTIONS),
-        "relations": (len(re.findall(r"[=<>]|\\[lg]eq?\b|\\[lg]t\b|\\neq?\b", latex)), MAX_RELATIONS),
-        "vertical bars": (latex.count("|") + latex.count("vert"), MAX_BARS),
-        "unions": (latex.count("\\cup") + latex.count("\\cap"), MAX_UNIONS),
-        "powers and indices": (latex.count("^") + latex.count("_"), MAX_POWERS),
-        "operators": (sum(map(latex.count, _OPERATORS)), MAX_OPERATORS),
-        "parts": (latex.count(",") + latex.count(";") + latex.count("&") + latex.count("\\\\"), MAX_LISTED),
+        # The parser's time doubles with every few levels of brackets; gold answers of MATH-500 have at most 2.
+        "nested brackets": (_depth(latex), 5),
+        "digits in a row": (max(map(len, re.findall("[0-9]+", latex)), default=0), 60),
+        "letters": (sum(map(str.isalpha, _MACRO.sub("", TEXT_MACRO.sub("", latex)))), 40),
+        "macros": (latex.count("\\"), 40),
+        "functions": (len(_FUNCTION.findall(latex)), 6),
+        "relations": (len(re.findall(r"[=<>]|\\[lg]eq?\b|\\[lg]t\b|\\neq?\b", latex)), 8),
+        "vertical bars": (latex.count("|") + latex.count("vert"), 8),
+        "unions": (latex.count("\\cup") + latex.count("\\cap"), 4),
+        "powers and indices": (latex.count("^") + latex.count("_"), 8),
+        "operators": (sum(map(latex.count, _OPERATORS)), 30),
+        "parts": (latex.count(",") + latex.count(";") + latex.count("&") + latex.count("\\\\"), 80),
     }
     return next((f"it has more than {most} {what}" for what, (count, most) in counts.items() if count > most), None)
 

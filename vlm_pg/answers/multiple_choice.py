@@ -117,10 +117,10 @@ def _by_value(equation: re.Match[str], choices: Choices) -> set[str]:
 
 def _by_predicate(text: str, choices: Choices) -> set[str]:
     """The options whose text a short sentence says of something: "The colour is blue."."""
-    said = _PREDICATE.fullmatch(text)
-    if said is None or not all(clause.is_affirmed for clause in clauses(said[1])):
+    predicate = _PREDICATE.fullmatch(text)
+    if predicate is None or not all(clause.is_affirmed for clause in clauses(predicate[1])):
         return set()
-    return _by_whole_text(said[2], choices)
+    return _by_whole_text(predicate[2], choices)
 
 
 def _by_first_clause(text: str, choices: Choices) -> set[str]:
@@ -161,8 +161,8 @@ def check_multiple_select(answer: str, sample: Sample, settings: GraderSettings)
     """1.0 if ``answer`` names all right options and no other, else 0.0.
 
     Understood: letters ("A, C", "(A) and (C)", "A C", in their order "AC"), options with their letters, a line each or
-    with semicolons between ("A. red; C. blue"), and "none". Anything else is wrong: of "A or C", or "not C", nobody
-    knows what is selected.
+    with semicolons between ("A. red; C. blue"), and "none". Anything else is wrong, since it does not
+    say what is selected: "A or C", "not C".
     """
     choices = choices_of(sample)
     letters = {letter for letter, _ in choices} or set(string.ascii_uppercase)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -124,8 +125,8 @@ class ParsedNumber:
     exact: Fraction | None = field(default=None, repr=False)
 
 
-def parse_number(text: str) -> ParsedNumber | None:
-    """The number that ``text`` states, or None if it states none, or several different ones.
+def read_quantity(text: str) -> tuple[ParsedNumber | None, Unit | None]:
+    """The number that ``text`` states (None: none, or several different ones), and its unit, if that is known.
 
     Understood: signs ("-3", "minus 3", "负3"), decimals ("5.", ".5"), thousands separators ("1,234" or "1 234"),
     fractions ("3/4", "1 1/2", "\\frac{3}{4}"), scientific notation ("3e5", "3 x 10^5"), percent, "million" and "万",
@@ -133,23 +134,20 @@ def parse_number(text: str) -> ParsedNumber | None:
     last one counts ("2 + 3 = 5"). What a clause rejects does not count ("5, not 6"). A bound ("more than 5") is no
     number; of several numbers that counts to which the text comes at last ("2 men and 3 women, so 5").
     """
-    number, _ = read_quantity(text)
-    return number
-
-
-def read_quantity(text: str) -> tuple[ParsedNumber | None, Unit | None]:
-    """The number that ``text`` states, as ``parse_number``, and the unit it is written with, if that is known."""
     boxed = boxed_statement(text)
     if len(text) > MAX_NUMBER_CHARACTERS:
         return read_quantity(boxed) if boxed else (None, None)
     plain = _plain_spelling(text)
     matches = list(_NUMBER.finditer(plain))
-    if any(_is_changed(plain, match) for match in matches):
-        return None, None
+    for match in matches:
+        before = plain[max(0, match.start() - _CHARACTERS_BEFORE) : match.start()]
+        if _BOUND_BEFORE.search(before) or _BOUND_AFTER.match(plain, match.end()):
+            return None, None
     found = set(map(_to_number, matches))
     if len(found) > 1 and (conclusion := boxed or _conclusion(plain)):
         return read_quantity(conclusion)
-    units = {unit for match in matches if (unit := _unit_of(plain, match)) is not None}
+    written = (_written_unit(plain, match.end()) or match["currency"] or "" for match in matches)
+    units = {unit for one in written if (unit := parse_unit(one)) is not None}
     return (found.pop() if len(found) == 1 else None), (units.pop() if len(units) == 1 else None)
 
 
@@ -158,16 +156,13 @@ def without_quantities(text: str) -> str:
     plain = _LATEX_FRACTION.sub(r" \1/\2 ", _SHORT_FRACTION.sub(r" \1/\2 ", _LATEX_THOUSANDS.sub(",", text)))
     plain = _POWER_OF_TEN.sub(r"e\1 ", _GLUED_WORD.sub(r"\1 ", _MINUS_WORD.sub(" -", plain)))
     plain = " ".join(_HUNDREDTHS.sub(r" \1% ", plain).split())
-    kept, end = [], 0
+    pieces, end = [], 0
     for match in _NUMBER.finditer(plain):
-        kept += [plain[end : match.start()], "0"]
+        pieces += [plain[end : match.start()], "0"]
         end = match.end()
-        if after := _UNIT.match(plain, end):
-            written = after[1].rstrip(".")
-            while written and parse_unit(written) is None:
-                written = written.rpartition(" ")[0]
-            end = plain.index(written, end) + len(written) if written else end
-    return " ".join([*kept, plain[end:]])
+        if written := _written_unit(plain, end):
+            end = plain.index(written, end) + len(written)
+    return " ".join([*pieces, plain[end:]])
 
 
 def read_answer_to(gold_text: str, text: str) -> tuple[ParsedNumber | None, ParsedNumber | None]:
@@ -213,19 +208,13 @@ def _conclusion(text: str) -> str | None:
     return last[1] if last else None
 
 
-def _is_changed(text: str, match: re.Match[str]) -> bool:
-    before = text[max(0, match.start() - _CHARACTERS_BEFORE) : match.start()]
-    return _BOUND_BEFORE.search(before) is not None or _BOUND_AFTER.match(text, match.end()) is not None
-
-
-def _unit_of(text: str, match: re.Match[str]) -> Unit | None:
-    after = _UNIT.match(text, match.end())
+def _written_unit(text: str, start: int) -> str:
+    """The longest text at ``start`` that is a unit; "" for none."""
+    after = _UNIT.match(text, start)
     written = after[1].rstrip(".") if after else ""
-    while written:
-        if (unit := parse_unit(written)) is not None:
-            return unit
+    while written and parse_unit(written) is None:
         written = written.rpartition(" ")[0]
-    return parse_unit(match["currency"]) if match["currency"] else None
+    return written
 
 
 def _to_number(match: re.Match[str]) -> ParsedNumber | None:
@@ -257,12 +246,19 @@ def check_numerical(answer: str, sample: Sample, settings: GraderSettings) -> Ve
     have one: "1.5 m" is "150 cm", and no "1.5 kg". An answer that states no number, or several,
     is wrong; a gold answer that does is "no value".
     """
+    return _graded(answer, sample, lambda predicted, gold: float(_equal(predicted, gold, settings)))
+
+
+def _graded(
+    answer: str, sample: Sample, grade: Callable[[ParsedNumber, ParsedNumber], float], *, relative: bool = False
+) -> Verdict:
+    """``grade`` of the predicted and the gold number; ``relative``: by a relative error, undefined to a gold 0."""
     gold, predicted = read_answer_to(sample.answer, answer)
     if gold is None:
         return Verdict(None, f"gold answer {shorten(sample.answer)} does not state one number")
-    if predicted is None:
-        return Verdict(0.0, "answer does not state one number")
-    return Verdict(1.0 if _equal(predicted, gold, settings) else 0.0)
+    if relative and gold.value == 0.0:
+        return Verdict(None, "gold answer is 0, to which a relative error is undefined")
+    return Verdict(0.0, "answer does not state one number") if predicted is None else Verdict(grade(predicted, gold))
 
 
 def _equal(predicted: ParsedNumber, gold: ParsedNumber, settings: GraderSettings) -> bool:
@@ -272,9 +268,10 @@ def _equal(predicted: ParsedNumber, gold: ParsedNumber, settings: GraderSettings
         limit = abs(gold.exact) * Fraction(settings.numerical_tolerance)
         return abs(predicted.exact - gold.exact) <= limit
     decimal_places = settings.numerical_decimal_places
-    if round(predicted.value, decimal_places) == round(gold.value, decimal_places) and _survives_rounding(
-        predicted.value, gold.value, decimal_places
-    ):
+    # Whether rounding leaves enough of the gold number: all small ones would be 0, and equal to it.
+    is_small = 0.0 < abs(gold.value) < _SMALL_UNITS * 10.0**-decimal_places
+    is_left = not is_small or _close(predicted.value, gold.value, _SMALL_TOLERANCE)
+    if round(predicted.value, decimal_places) == round(gold.value, decimal_places) and is_left:
         return True
     # Rounding errors of a product must not decide at the edge of the tolerance.
     tolerance = max(settings.numerical_tolerance * (1.0 + 1e-9), 1e-9)
@@ -283,17 +280,8 @@ def _equal(predicted: ParsedNumber, gold: ParsedNumber, settings: GraderSettings
     if predicted.is_percent == gold.is_percent:
         return False
     # Not rounded, since rounding a share to two places would make 0.4 % equal to 0.
-    return _close(_share(predicted), _share(gold), tolerance)
-
-
-def _survives_rounding(predicted: float, gold: float, decimal_places: int) -> bool:
-    """Whether rounding leaves enough of the gold number: all small ones would be 0, and equal to it."""
-    is_small = 0.0 < abs(gold) < _SMALL_UNITS * 10.0**-decimal_places
-    return not is_small or _close(predicted, gold, _SMALL_TOLERANCE)
-
-
-def _share(number: ParsedNumber) -> float:
-    return number.value / 100.0 if number.is_percent else number.value
+    shares = (number.value / 100.0 if number.is_percent else number.value for number in (predicted, gold))
+    return _close(*shares, tolerance)
 
 
 def _close(predicted: float, gold: float, tolerance: float) -> bool:
@@ -306,14 +294,11 @@ def check_regression(answer: str, sample: Sample, settings: GraderSettings) -> V
     An answer that states no number, or several, is wrong. The relative error to a gold answer of 0 is undefined: such a
     sample has no value whatever was predicted, so that the statistics of a group never mix the two.
     """
-    gold, predicted = read_answer_to(sample.answer, answer)
-    if gold is None:
-        return Verdict(None, f"gold answer {shorten(sample.answer)} does not state one number")
-    if gold.value == 0.0:
-        return Verdict(None, "gold answer is 0, to which a relative error is undefined")
-    if predicted is None:
-        return Verdict(0.0, "answer does not state one number")
-    return Verdict(1.0 - min(1.0, abs(predicted.value - gold.value) / abs(gold.value)))
+
+    def grade(predicted: ParsedNumber, gold: ParsedNumber) -> float:
+        return 1.0 - min(1.0, abs(predicted.value - gold.value) / abs(gold.value))
+
+    return _graded(answer, sample, grade, relative=True)
 
 
 _THRESHOLDS = tuple(Fraction(percent, 100) for percent in range(50, 100, 5))
@@ -325,27 +310,18 @@ def check_mean_relative_accuracy(
     """Share of the thresholds t = 0.50, 0.55, ..., 0.95 at which |p - g| / |g| < 1 - t, for prediction p and gold g.
 
     "Thinking in Space" (VSI-Bench), equation of MRA, with its strict inequality: 3 for a gold 4 earns 0.5, 5 for 10
-    earns 0. Graders that write <= (the set's own code among them) give one threshold more where the
-    error equals it: ``ties_pass``. Compared as decimal fractions, so
-    that such a tie is one. A gold answer of 0, to which a relative error is undefined, has no value.
+    earns 0. Graders that write <= (the set's own code among them) give one threshold more where the error equals it:
+    ``ties_pass``. Compared as decimal fractions, so that such a tie is one. A gold answer of 0, to which a relative
+    error is undefined, has no value.
     """
-    gold, predicted = read_answer_to(sample.answer, answer)
-    if gold is None:
-        return Verdict(None, f"gold answer {shorten(sample.answer)} does not state one number")
-    if gold.value == 0.0:
-        return Verdict(None, "gold answer is 0, to which a relative error is undefined")
-    if predicted is None:
-        return Verdict(0.0, "answer does not state one number")
-    exact_gold = _as_written(gold.value)
-    error = abs(_as_written(predicted.value) - exact_gold) / abs(exact_gold)
-    limits = [1 - threshold for threshold in _THRESHOLDS]
-    passed = sum(error < limit or (ties_pass and error == limit) for limit in limits)
-    return Verdict(passed / len(limits))
 
+    def grade(predicted: ParsedNumber, gold: ParsedNumber) -> float:
+        # The decimals that were read: Fraction(1, 10) for 0.1, which in binary is slightly more.
+        exact_gold = Fraction(repr(gold.value))
+        error = abs(Fraction(repr(predicted.value)) - exact_gold) / abs(exact_gold)
+        return sum(error < 1 - t or (ties_pass and error == 1 - t) for t in _THRESHOLDS) / len(_THRESHOLDS)
 
-def _as_written(value: float) -> Fraction:
-    """The decimal that was read: Fraction(1, 10) for 0.1, which in binary is slightly more."""
-    return Fraction(repr(value))
+    return _graded(answer, sample, grade, relative=True)
 
 
 def with_digits(text: str) -> str:

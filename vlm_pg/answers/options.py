@@ -70,11 +70,6 @@ def letters_of_text(text: str, choices: Choices) -> set[str]:
     return set()
 
 
-def folded(text: str) -> str:
-    """``bare_text`` in small letters."""
-    return bare_text(text).casefold()
-
-
 def bare_text(text: str) -> str:
     """What is compared of an option's text: bare_text("(Group  A).") -> "Group A"."""
     text = without_marks(without_marks(text).rstrip(_CLOSING))

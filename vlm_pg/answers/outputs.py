@@ -1,4 +1,4 @@
-"""What an output says: all but its thinking, the marks of its chat template and what follows the end of its turn.
+"""The text of an output without its thinking, the marks of its chat template and what follows the end of its turn.
 
 All searches take time linear in the output's length: it comes from a model, may be long and may be hostile.
 """
@@ -15,7 +15,7 @@ from vlm_pg.answers.plain_text import plain_formula, without_marks
 _TAG = r"(?:<|&lt;|＜)\s{0,3}([/\\]?)\s{0,3}%s\s{0,3}(?:>|&gt;|＞)"
 _THINK = re.compile(_TAG % "(?:think|thinking|thought)" + r"|◁(/?)think▷", re.IGNORECASE)
 _ANSWER = re.compile(_TAG % "(?:answer|final_answer)" + r"|<\|(?:begin|(end))_of_box\|>", re.IGNORECASE)
-# What ends a turn, or begins the next one's: all behind it was said to nobody.
+# What ends a turn, or begins the next one's: all behind it is ignored.
 _TURN_END = re.compile(
     r"<\|(?:im_end|endoftext|eot_id|end)\|>|</s>|<(?:eos|end_of_turn)>|<\|im_start\|>\s{0,3}user|"
     r"\n\s{0,3}(?:USER|User|HUMAN|Human)\s{0,3}:"
@@ -55,20 +55,20 @@ _SIGNS = {r"\rightarrow": "→", r"\to": "→", r"\Rightarrow": "→", r"\times"
 _SIGN = re.compile(r"\\(?:rightarrow|to|Rightarrow|times|cdot|checkmark)(?![A-Za-z])")
 _FENCE = re.compile(r"```\w{0,12}\n?|```")
 # Letters in filled circles and squares, which have no compatibility form.
-_FILLED = {start + place: chr(ord("A") + place) for start in (0x1F150, 0x1F170) for place in range(26)}
+_FILLED = {start + index: chr(ord("A") + index) for start in (0x1F150, 0x1F170) for index in range(26)}
 _SIGNATURE = re.compile(r'"(?:final_?)?(?:answer|choice|option)"\s{0,3}:', re.IGNORECASE)
 _MOST_OBJECTS = 20
 _ANSWER_KEYS = ("answer", "final_answer", "finalanswer", "final answer", "choice", "option")
 
 
 @dataclass(frozen=True)
-class Said:
-    """What an output says outside its thinking.
+class ParsedOutput:
+    """An output outside its thinking.
 
     ``text``: all of it, without tags; boxes stay as they are written. ``final``: the content of the last answer tag or
     box (of the box, where a tag holds one), None without any; what the length limit left open is none. ``is_cut``: the
     output was cut off by the length limit and so may be unfinished. ``beside``: the contents of other tags or boxes
-    that stand side by side with the last, with no word between but "or" and "and". ``after``: what is said behind the
+    that stand side by side with the last, with no word between but "or" and "and". ``after``: the text behind the
     last tag or box.
     """
 
@@ -79,28 +79,28 @@ class Said:
     after: str = ""
 
 
-def said_in(output: str, truncated: bool) -> Said | None:
-    """What ``output`` says; None if it holds nothing but thinking, or nothing.
+def parse_output(output: str, truncated: bool) -> ParsedOutput | None:
+    """``output`` without its thinking and with its final answer; None if nothing is left.
 
     A thinking block that never closes reaches to the end, unless the output ends in a complete answer element: then
     only its closing tag was left out. One that closes without opening begins with the output (some prompts open it).
 
-        said_in("<think>Perhaps A.</think> <answer>B</answer>", False) == Said("B", "B", False)
+        parse_output("<think>Perhaps A.</think> <answer>B</answer>", False) == ParsedOutput("B", "B", False)
     """
     text = _without_chat(_without_comments(_without_thinking(output)))
     marked, spans = _final_spans(text, truncated)
-    said = _plain(marked)
-    if not said and not spans:
+    plain = _plain(marked)
+    if not plain and not spans:
         return None
     if not spans:
-        return Said(said, None, truncated)
+        return ParsedOutput(plain, None, truncated)
     start, end = spans[-1]
     final, beside = _unboxed(marked[start:end])
     for before, after in zip(reversed(spans[:-1]), reversed(spans[1:])):
         if not _JOINING.fullmatch(_between(marked, before[1], after[0])):
             break
         beside = (_unboxed(marked[before[0] : before[1]])[0], *beside)
-    return Said(said, final, truncated, beside, _plain(_between(marked, end, len(marked))))
+    return ParsedOutput(plain, final, truncated, beside, _plain(_between(marked, end, len(marked))))
 
 
 def _without_thinking(output: str) -> str:
@@ -134,7 +134,7 @@ def _closes(tag: re.Match[str]) -> bool:
 
 
 def _without_comments(text: str) -> str:
-    """``text`` without HTML's comments, which nobody sees."""
+    """``text`` without HTML's comments."""
     pieces, begin = [], 0
     while (start := text.find("<!--", begin)) >= 0 and (end := text.find("-->", start)) >= 0:
         pieces.append(text[begin:start])
@@ -147,18 +147,13 @@ def _without_chat(text: str) -> str:
     begin = _LEADING.match(text)
     if turn := _TURN_END.search(text, begin.end() if begin else 0):
         text = text[: turn.start()]
-    text = _CHAT_MARK.sub(_keep_box, text)
+    text = _CHAT_MARK.sub(lambda mark: mark[0] if mark[0].endswith("_of_box|>") else "", text)
     if role := _ROLE.match(text):
         text = text[role.end() :]
     question = _NEXT_QUESTION.search(text)
-    if question and (before := text[: question.start()].strip(_THOUGHT + " \n")):
-        is_answered = len(before) <= _LONGEST_BARE_ANSWER or _SAYS_ANSWER.search(before)
-        text = text[: question.start()] if is_answered else text
-    return text
-
-
-def _keep_box(mark: re.Match[str]) -> str:
-    return mark[0] if mark[0].endswith("_of_box|>") else ""
+    before = text[: question.start()].strip(_THOUGHT + " \n") if question else ""
+    is_answered = before and (len(before) <= _LONGEST_BARE_ANSWER or _SAYS_ANSWER.search(before))
+    return text[: question.start()] if question and is_answered else text
 
 
 def _final_spans(text: str, truncated: bool) -> tuple[str, list[tuple[int, int]]]:
@@ -170,7 +165,7 @@ def _final_spans(text: str, truncated: bool) -> tuple[str, list[tuple[int, int]]
         if not _closes(tag):
             begin = tag.end()
         elif begin >= 0 or not spans:
-            # A closing tag alone closes all that was said before it.
+            # A closing tag alone closes all the text before it.
             spans.append((begin if begin >= 0 else end_of_last, tag.start()))
             begin = -1
         end_of_last = tag.end()
@@ -233,12 +228,12 @@ def _plain(text: str) -> str:
     return _GAP.sub(lambda gap: gap[0] if gap[0].isspace() else " ", text).strip()
 
 
-def plain_said(text: str) -> str:
+def without_formatting(text: str) -> str:
     """``text`` without what only sets it: Markdown, LaTeX's fonts and boxes, filled circles; struck out words are gone.
 
     Of a text of more than ``MAX_CHARACTERS`` its beginning and its end are kept, in which an answer stands.
 
-        plain_said("**Ⓑ** $\\\\frac{A}{2}$") -> "B A/2"
+        without_formatting("**Ⓑ** $\\\\frac{A}{2}$") -> "B A/2"
     """
     if len(text) > MAX_CHARACTERS:
         half = MAX_CHARACTERS // _ENDS
@@ -262,16 +257,16 @@ def field_of_object(text: str) -> str | None:
     """
     if not _SIGNATURE.search(text[-MAX_CHARACTERS:]):
         return None
-    text, found, place = text[-MAX_CHARACTERS:], None, 0
+    text, found, start = text[-MAX_CHARACTERS:], None, 0
     decoder = json.JSONDecoder()
     for _ in range(_MOST_OBJECTS):
-        place = text.find("{", place)
-        if place < 0:
+        start = text.find("{", start)
+        if start < 0:
             break
         try:
-            value, place = decoder.raw_decode(text, place)
+            value, start = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            place += 1
+            start += 1
             continue
         found = _answer_of(value) or found
     return found

@@ -115,7 +115,7 @@ def without_layout(text: str) -> str:
     """
     if "\\" not in text:
         return text
-    kept, end = [], 0
+    pieces, end = [], 0
     is_wrapper: list[bool] = []  # of each open brace
     for brace in _BRACES.finditer(text):
         if brace[0] == "}":
@@ -125,9 +125,9 @@ def without_layout(text: str) -> str:
         elif brace[0] == "{":
             is_wrapper.append(False)
         if is_dropped:
-            kept.append(text[end : brace.start()])
+            pieces.append(text[end : brace.start()])
             end = brace.end()
-    return _LAYOUT.sub(" ", "".join(kept) + text[end:])
+    return _LAYOUT.sub(" ", "".join(pieces) + text[end:])
 
 
 def boxed(text: str) -> list[str]:

@@ -114,7 +114,7 @@ class CheckerPool:
                 self._has_warned = True
                 self._warn(
                     "reward.checker.memory_mb cannot be enforced on this system: address space is limited on Linux "
-                    "only. The deadline (reward.checker.timeout_seconds) holds. (Said once.)"
+                    "only. The deadline (reward.checker.timeout_seconds) holds. (Shown once.)"
                 )
             return [check.outcome for check in checks if check.outcome is not None]
 

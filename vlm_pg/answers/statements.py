@@ -133,13 +133,13 @@ def is_statement(sentence: str) -> bool:
 
 
 def correction(text: str, *, last: bool = False) -> str | None:
-    """What follows the first (or last) place where ``text`` changes its mind; None if it never does."""
+    """What follows the first (or last) change of mind in ``text``; None if there is none."""
     found = list(_CORRECTION.finditer(text))
     return text[found[-1 if last else 0].end() :] if found else None
 
 
 def is_check(text: str) -> bool:
-    """Whether ``text`` only goes over what was said before, and finds nothing wrong."""
+    """Whether ``text`` only checks the answer before it, and finds nothing wrong."""
     return _CONFIRMATION.search(_DENIAL.sub(" ", text)) is not None and not _DENIAL.search(text)
 
 
@@ -164,7 +164,7 @@ def _split(text: str) -> list[str]:
 def without_reason(statement: str) -> str:
     """``statement`` up to its reason: "It is 0, because -1 does not count" -> "It is 0"."""
     reason = _REASON.search(statement, 1)
-    return statement[: reason.start()] if reason and reason.start() > 0 else statement
+    return statement[: reason.start()] if reason else statement
 
 
 def stems(text: str) -> list[str]:
@@ -201,10 +201,10 @@ def is_echo(
     if affirmed(text) == text:
         return {word for word in stems(text) if word.isascii() or not foreign} <= allowed
     for clause in clauses(text):
-        told = {word for word in stems(_REJECTING.sub(" ", clause.text)) if word.isascii() or not foreign}
-        if clause.rejections and not (told & others or _VALUE.search(clause.text)):
+        own = {word for word in stems(_REJECTING.sub(" ", clause.text)) if word.isascii() or not foreign}
+        if clause.rejections and not (own & others or _VALUE.search(clause.text)):
             return False
-        if clause.is_unclear or not told <= allowed | (others if clause.rejections else set()):
+        if clause.is_unclear or not own <= allowed | (others if clause.rejections else set()):
             return False
     return True
 

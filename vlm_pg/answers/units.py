@@ -70,8 +70,8 @@ _DEGREES_OF = re.compile(r"(?:°|deg|degrees?)\s?(c|f|celsius|fahrenheit)", re.I
 
 @dataclass(frozen=True)
 class Unit:
-    """``kind``: powers of the kinds of its factors, as (("length", 1), ("time", "
-    "-1)); ``factor``: of the kind's own unit."""
+    """``kind``: powers of the kinds of its factors, as (("length", 1), ("time", -1)); ``factor``: of the kind's own
+    unit."""
 
     kind: tuple[tuple[str, int], ...]
     factor: Fraction
@@ -113,10 +113,13 @@ def parse_unit(text: str) -> Unit | None:
     if degrees := _DEGREES_OF.fullmatch(text):
         text = f"°{degrees[1][0].upper()}"
     powers: dict[str, int] = {}
-    factor, sign, place = Fraction(1), 1, 0
-    while place < len(text):
-        found = _FACTOR.match(text, place)
-        unit = found and (_UNITS.get(found["name"].replace(" ", "")) or _UNITS.get(_name(found["name"])))
+    factor, sign, start = Fraction(1), 1, 0
+    while start < len(text):
+        found = _FACTOR.match(text, start)
+        name = found["name"] if found else ""
+        # A name of more than three letters may be in any case; shorter ones are symbols.
+        folded = name.lower() if len(name) > 3 or not name.isascii() else name
+        unit = _UNITS.get(name.replace(" ", "")) or _UNITS.get(folded)
         if not found or not unit:
             return None
         power = _POWERS.get(found["power"] or "", 1) * int(found["exponent"] or found["glued"] or 1) * sign
@@ -124,18 +127,11 @@ def parse_unit(text: str) -> Unit | None:
         for part, exponent in (("length", 1), ("time", -1)) if first in _OF_SPEED else ((kind, 1),):
             powers[part] = powers.get(part, 0) + exponent * power
         factor *= own_factor**power
-        place = found.end()
-        separator = _SEPARATOR.match(text, place)
-        if separator and place < len(text):
-            sign, place = (-1 if separator["divides"] else sign), separator.end()
+        start = found.end()
+        separator = _SEPARATOR.match(text, start)
+        if separator and start < len(text):
+            sign, start = (-1 if separator["divides"] else sign), separator.end()
     kinds = tuple(sorted((kind, power) for kind, power in powers.items() if power))
-    # A litre is a thousandth of a cubic metre.
-    volume = dict(kinds).get("volume")
-    if volume and len(kinds) == 1:
-        kinds = (("length", 3 * volume),)
+    if len(kinds) == 1 and kinds[0][0] == "volume":
+        kinds = (("length", 3 * kinds[0][1]),)  # a litre is a thousandth of a cubic metre
     return Unit(kinds, factor, text)
-
-
-def _name(text: str) -> str:
-    """A name of more than three letters in small ones; shorter ones are symbols."""
-    return text.lower() if len(text) > 3 or not text.isascii() else text

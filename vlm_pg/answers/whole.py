@@ -22,7 +22,7 @@ from vlm_pg.answers.latex import statement, unspaced, words
 from vlm_pg.answers.multiple_choice import letters_in, selected_letters
 from vlm_pg.answers.numbers import ParsedNumber, in_unit_of, read_quantity, with_digits, without_quantities
 from vlm_pg.answers.options import Choices, bare_text, choices_of, same_text
-from vlm_pg.answers.outputs import Said, field_of_object, plain_said, said_in
+from vlm_pg.answers.outputs import ParsedOutput, field_of_object, parse_output, without_formatting
 from vlm_pg.answers.plain_text import boxed, is_formula, plain, same_but_for_case, without_marks
 from vlm_pg.answers.pool import CheckerPool
 from vlm_pg.answers.statements import (
@@ -166,8 +166,8 @@ class WholeReader(AbstractContextManager["WholeReader"]):
         unread = self._grade("", sample)
         if unread.value is None:
             return Reading(None, None, unread.note)
-        said = said_in(output, truncated)
-        found = None if said is None else find(said, sample)
+        parsed = parse_output(output, truncated)
+        found = None if parsed is None else find(parsed, sample)
         if found is None or found.answer is None:
             return Reading(None, 0.0, "no answer" if found is None else "no clear answer")
         verdict = self._grade(found.text, sample)
@@ -192,34 +192,34 @@ class WholeReader(AbstractContextManager["WholeReader"]):
         return mathematics_verdict(outcome)
 
 
-def find(said: Said, sample: Sample) -> Found | None:
+def find(parsed: ParsedOutput, sample: Sample) -> Found | None:
     """The answer of an output; None where it gives none.
 
     Of the last tag or box; else of what follows the last "The answer is"; else of its first statement, where that is an
     answer alone and the others explain it; else of the last statement that gives one. A change of mind is followed.
     """
     if sample.answer_kind in ("free_form", "ocr"):
-        text = (said.text if said.final is None else said.final).strip()
+        text = (parsed.text if parsed.final is None else parsed.final).strip()
         return Found(text, text) if text else None
     finder = _FINDERS[sample.answer_kind]
-    if (field := field_of_object(said.text)) is not None and said.final is None:
+    if (field := field_of_object(parsed.text)) is not None and parsed.final is None:
         return finder(Claim(field, True), sample)
-    if said.final is None and _DATA.fullmatch(said.text):
-        return finder(Claim(said.text, True), sample)
-    if said.final is None:
-        text = _MATRIX.sub(lambda found: " ".join(_ROW_GAP.sub(r"\\\\", found[0]).split()), said.text)
-        return _in_prose(text, said.is_cut, sample, finder)
-    found = finder(Claim(said.final, True), sample)
-    box = f"\\boxed{{{said.final}}}"
-    sentence = next((one for one in reversed(sentences(said.text)) if box in one), "")
+    if parsed.final is None and _DATA.fullmatch(parsed.text):
+        return finder(Claim(parsed.text, True), sample)
+    if parsed.final is None:
+        text = _MATRIX.sub(lambda found: " ".join(_ROW_GAP.sub(r"\\\\", found[0]).split()), parsed.text)
+        return _in_prose(text, parsed.is_cut, sample, finder)
+    found = finder(Claim(parsed.final, True), sample)
+    box = f"\\boxed{{{parsed.final}}}"
+    sentence = next((one for one in reversed(sentences(parsed.text)) if box in one), "")
     before, _, behind = sentence.partition(box)
     if _REFUTED.match(behind) or any(not clause.is_affirmed for clause in clauses(before)[-1:]):
         return _UNCLEAR  # "\\boxed{7} is wrong"
     if sample.answer_kind == "mathematics" and len(boxes := boxed(sentence)) > 1 and _SEVERAL.search(sample.question):
         return finder(Claim(", ".join(boxes), True), sample)
-    if not {finder(Claim(one, True), sample) for one in said.beside} <= {found}:
+    if not {finder(Claim(one, True), sample) for one in parsed.beside} <= {found}:
         return _UNCLEAR
-    return _revised(found, said.after, said.is_cut, sample, finder)
+    return _revised(found, parsed.after, parsed.is_cut, sample, finder)
 
 
 def _in_prose(text: str, is_cut: bool, sample: Sample, finder: _Finder) -> Found | None:
@@ -247,34 +247,36 @@ def _revised(found: Found | None, rest: str, is_cut: bool, sample: Sample, finde
 
 def _first(text: str, is_cut: bool, sample: Sample, finder: _Finder) -> Found | None:
     """The answer of the first statement, where it is one alone and no later statement gives another."""
-    told = sentences(text)
+    parts = sentences(text)
     if (
-        len(told) < 2
-        or not is_statement(told[0])
+        len(parts) < 2
+        or not is_statement(parts[0])
         or sample.answer_kind not in ("multiple_choice", "yes_no")
         or correction(text) is not None
     ):
         return None
-    found = finder(Claim(told[0], False), sample)
+    found = finder(Claim(parts[0], False), sample)
     if found is None or found.answer is None:
         return None
-    later = {finder(Claim(one, False), sample) for one in told[1:] if is_statement(one)}
+    later = {finder(Claim(one, False), sample) for one in parts[1:] if is_statement(one)}
     return found if later <= {found, None, _UNCLEAR} else None
 
 
 def _last(text: str, is_cut: bool, sample: Sample, finder: _Finder) -> Found | None:
     """The answer of the last statement that gives one, where it concludes or no earlier one gives another."""
-    told = sentences(text)
-    is_short = len(told) == 1 and len(text) <= _MAX_BARE
-    told = [one[:MAX_STATEMENT_CHARACTERS] for one in (told[:-1] if is_cut else told) if is_short or is_statement(one)]
-    for place in reversed(range(len(told))):
-        if (found := finder(Claim(told[place], False), sample)) is not None:
+    parts = sentences(text)
+    is_short = len(parts) == 1 and len(text) <= _MAX_BARE
+    used = [one for one in (parts[:-1] if is_cut else parts) if is_short or is_statement(one)]
+    claims = [Claim(one[:MAX_STATEMENT_CHARACTERS], False) for one in used]
+    for index in reversed(range(len(claims))):
+        if (found := finder(claims[index], sample)) is not None:
             break
     else:
         return None
-    if found == _UNCLEAR or _DECISION.search(told[place]) or conclusion(told[place]):
+    last = claims[index].text
+    if found == _UNCLEAR or _DECISION.search(last) or conclusion(last):
         return found
-    return found if {finder(Claim(one, False), sample) for one in told[:place]} <= {found, None, _UNCLEAR} else _UNCLEAR
+    return found if {finder(one, sample) for one in claims[:index]} <= {found, None, _UNCLEAR} else _UNCLEAR
 
 
 def _known(sample: Sample) -> list[str]:
@@ -284,7 +286,7 @@ def _known(sample: Sample) -> list[str]:
 
 def _choice(claim: Claim, sample: Sample) -> Found | None:
     choices = tuple((letter, with_digits(option)) for letter, option in choices_of(sample))
-    text = with_digits(plain_said(_marked_right(claim.text)))
+    text = with_digits(without_formatting(_marked_right(claim.text)))
     if _CROSS.search(text):
         return _UNCLEAR if claim.is_final else None
     if any(bare_text(option).upper() in dict(choices).keys() - {letter} for letter, option in choices):
@@ -308,7 +310,7 @@ def _choice(claim: Claim, sample: Sample) -> Found | None:
 
 def _certain_letter(text: str, options: dict[str, str]) -> Found:
     """The answer where one option's text is another's letter: "(A)" and "option A" name the letter, "A" is unclear."""
-    stated = _CERTAIN_LETTER.fullmatch(without_lead_in(plain_said(text)).strip())
+    stated = _CERTAIN_LETTER.fullmatch(without_lead_in(without_formatting(text)).strip())
     letter = (stated[1] or stated[2]).upper() if stated else ""
     is_certain = stated and letter in options and (not stated[3] or same_text(stated[3], options[letter]))
     return Found(letter, letter) if is_certain else _UNCLEAR
@@ -366,7 +368,7 @@ def _in_order(words_of: list[str], text: list[str]) -> bool:
 
 
 def _select(claim: Claim, sample: Sample) -> Found | None:
-    selected = selected_letters(plain_said(claim.text), choices_of(sample))
+    selected = selected_letters(without_formatting(claim.text), choices_of(sample))
     if selected is None:
         return None
     answer = ", ".join(sorted(selected)) or NONE_RIGHT
@@ -374,7 +376,7 @@ def _select(claim: Claim, sample: Sample) -> Found | None:
 
 
 def _yes_no(claim: Claim, sample: Sample) -> Found | None:
-    text = plain_said(claim.text)
+    text = without_formatting(claim.text)
     sides = stated_sides(text)
     if not sides:
         side = _echoed_side(text, sample)
@@ -392,17 +394,17 @@ def _echoed_side(text: str, sample: Sample) -> str | None:
     """Yes for a question's own words in their order, no for these with one "not"; None for other words."""
     if short := _SHORT_SIDE.fullmatch(text.strip()):
         return "no" if short[1] else "yes"
-    asked, told = stems(sample.question), stems(without_reason(text))
-    if not asked:
+    question, stated = stems(sample.question), stems(without_reason(text))
+    if not question:
         return None
-    if asked == told and affirmed(text) == text:
+    if question == stated and affirmed(text) == text:
         return "yes"
     is_denied = len(denials := _NOT.findall(text)) == 1 and denials != [""]
-    return "no" if is_denied and asked == stems(_NOT.sub(" ", without_reason(text))) else None
+    return "no" if is_denied and question == stems(_NOT.sub(" ", without_reason(text))) else None
 
 
 def _number(claim: Claim, sample: Sample) -> Found | None:
-    text = _in_seconds(with_digits(plain_said(claim.text)))
+    text = _in_seconds(with_digits(without_formatting(claim.text)))
     if not claim.is_final:
         text = without_reason(text)
         concluded = conclusion(text) or _last_side(text, sample)
@@ -464,15 +466,15 @@ def _digits(number: ParsedNumber) -> str:
     exact = number.exact if number.exact is not None else Fraction(repr(number.value))
     if exact.denominator == 1:
         return str(exact.numerator)
-    places = next((n for n in range(1, 40) if (exact * 10**n).denominator == 1), None)
-    if places is None:
+    decimals = next((n for n in range(1, 40) if (exact * 10**n).denominator == 1), None)
+    if decimals is None:
         return f"{exact.numerator}/{exact.denominator}"
-    text = f"{abs(exact.numerator) * 10**places // exact.denominator:0{places + 1}d}"
-    return f"{'-' if exact < 0 else ''}{text[:-places]}.{text[-places:]}"
+    text = f"{abs(exact.numerator) * 10**decimals // exact.denominator:0{decimals + 1}d}"
+    return f"{'-' if exact < 0 else ''}{text[:-decimals]}.{text[-decimals:]}"
 
 
 def _span(claim: Claim, sample: Sample) -> Found | None:
-    text = with_digits(plain_said(_MILLISECONDS.sub(r"\1.\2", claim.text)))
+    text = with_digits(without_formatting(_MILLISECONDS.sub(r"\1.\2", claim.text)))
     spans = parse_spans(claim.text) or parse_spans(text)
     if not spans:
         return None
@@ -501,8 +503,8 @@ def _box(claim: Claim, sample: Sample) -> Found | None:
 
 
 def _exact(claim: Claim, sample: Sample) -> Found | None:
-    text = without_lead_in(plain_said(claim.text)).strip() or claim.text
-    gold = _ARTICLE.sub("", plain_said(sample.answer))
+    text = without_lead_in(without_formatting(claim.text)).strip() or claim.text
+    gold = _ARTICLE.sub("", without_formatting(sample.answer))
     is_prose = len(gold) > 2 and not is_formula(gold) and re.search("[^\\W\\d_]{2}", gold)
     inside = re.search(rf"(?<!\w){re.escape(gold)}(?![\w+#])", text, re.IGNORECASE) if is_prose else None
     around = f"{text[: inside.start()]} {text[inside.end() :]}" if inside else text
@@ -543,8 +545,10 @@ def _mathematics(claim: Claim, sample: Sample) -> Found | None:
                 text = stated = stated.rpartition("=")[2]
     if unspaced(stated) in _formulas(sample.question) - {unspaced(statement(sample.answer))}:
         return _UNCLEAR
-    if _RADICAL_FORM.search(sample.question) and any(map(_has_square_factor, _ROOT.findall(stated.rpartition("=")[2]))):
-        return Found(stated, "")
+    if _RADICAL_FORM.search(sample.question):
+        for root in map(int, _ROOT.findall(stated.rpartition("=")[2])):
+            if any(root % (factor * factor) == 0 for factor in range(2, min(1000, root))):
+                return Found(stated, "")
     return Found(as_voted(stated), text)
 
 
@@ -558,10 +562,6 @@ def _is_asked(left: str, question: str) -> bool:
 
 def _formulas(question: str) -> set[str]:
     return {unspaced(statement(one.replace("?", ""))) for one in _FORMULA.findall(question)}
-
-
-def _has_square_factor(number: str) -> bool:
-    return any(int(number) % (factor * factor) == 0 for factor in range(2, min(1000, int(number))))
 
 
 def as_voted(answer: str) -> str:

@@ -79,7 +79,7 @@ def check_yes_no(answer: str, sample: Sample, settings: GraderSettings) -> Verdi
 
 
 def stated_sides(text: str) -> set[Side]:
-    """Which of yes and no ``text`` says: none, one or both. What is in a box counts, beside what is said elsewhere."""
+    """Which of yes and no ``text`` says: none, one or both. What is in a box counts, beside the rest."""
     boxed = boxed_statement(text)
     return _sides(text) | (_sides(boxed) if boxed else set())
 
@@ -91,7 +91,7 @@ def _sides(text: str) -> set[Side]:
         return set()
     for clause in _CLAUSE_END.split(bare):
         whole = clause.strip(_DECORATION).lower()
-        # A letter is an answer only where nothing else is said.
+        # A letter is an answer only where nothing else is stated.
         if whole in _WHOLE and (len(bare) == 1 or len(whole) > 1 or not whole.isascii()):
             sides.add(_WHOLE[whole])
     return sides
@@ -110,9 +110,6 @@ def _sides_of_words(text: str) -> set[Side] | None:
         negated = _NEGATED.search(before) is not None
         if negated and word not in _ADJECTIVES:
             continue  # "yes, not no"; "I cannot say yes" says neither
-        sides.add(_other(_SIDES[word]) if negated else _SIDES[word])
+        side = _SIDES[word]
+        sides.add(side if not negated else "no" if side == "yes" else "yes")
     return None if len(sides) < 2 and _UNDECIDED.search(text) else sides
-
-
-def _other(side: Side) -> Side:
-    return "no" if side == "yes" else "yes"

@@ -58,10 +58,7 @@ class GroupCosts:
 
     def __init__(self, groups: Sequence[GroupWork], model: CostModel, token_budget: int, shared: Shared):
         self.groups, self.model, self.budget, self.shared = groups, model, token_budget, shared
-        self.responses = [
-            tuple(self._response(group.prompt_tokens, tokens, self._share_of_call(group)) for tokens in group.responses)
-            for group in groups
-        ]
+        self.responses = [self._responses(group) for group in groups]
         # Of each group: which groups are computed with it where they are on one rank, itself included.
         self.cluster = _clusters(groups, token_budget, shared)
         self.clusters = [members for group, members in enumerate(self.cluster) if members[0] == group]
@@ -73,12 +70,10 @@ class GroupCosts:
 
     def prefixes(self, members: tuple[int, ...]) -> int:
         """Of the prompts of some groups of one cluster, in ascending order, on one rank."""
-        known = self._prefixes.get(members)
-        if known is None:
-            known = self._prefixes[members] = sum(
-                self._prefix(member, members[:place]) for place, member in enumerate(members)
-            )
-        return known
+        if members not in self._prefixes:
+            parts = (self._prefix(member, members[:index]) for index, member in enumerate(members))
+            self._prefixes[members] = sum(parts)
+        return self._prefixes[members]
 
     def of_responses(self, pieces: Mapping[int, Sequence[int]]) -> int:
         """Of responses alone: group -> which of them."""
@@ -91,25 +86,22 @@ class GroupCosts:
             of_cluster.setdefault(self.cluster[group][0], []).append(group)
         return self.of_responses(pieces) + sum(self.prefixes(tuple(members)) for members in of_cluster.values())
 
-    def whole(self, group: int) -> int:
-        """Of one group alone."""
-        return self.prefixes((group,)) + sum(self.responses[group])
-
     def _prefix(self, group: int, earlier: Sequence[int]) -> int:
         work, model = self.groups[group], self.model
         known = max((self.shared(other, group) for other in earlier), default=0)
         tokens, pairs = work.prompt_tokens - known, causal_pairs(work.prompt_tokens) - causal_pairs(known)
         return model.token * _with_calls(tokens, self.budget) + model.pair * pairs
 
-    def _response(self, prompt: int, tokens: int, share_of_call: int) -> int:
-        model = self.model
-        linear = model.token * _with_calls(tokens, share_of_call)
-        return linear + model.pair * (tokens * prompt + causal_pairs(tokens)) + model.logit * (tokens + 1)
-
-    def _share_of_call(self, group: GroupWork) -> int:
-        """Response tokens that pay for a pass together: a chunk's where the group goes beyond the budget."""
-        beyond = group.prompt_tokens + sum(group.responses) > self.budget
-        return max(1, self.budget - group.prompt_tokens) if beyond else self.budget
+    def _responses(self, group: GroupWork) -> tuple[int, ...]:
+        model, prompt = self.model, group.prompt_tokens
+        # Response tokens that pay for a pass together: a chunk's where the group goes beyond the budget.
+        of_call = max(1, self.budget - prompt) if prompt + sum(group.responses) > self.budget else self.budget
+        return tuple(
+            model.token * _with_calls(tokens, of_call)
+            + model.pair * (tokens * prompt + causal_pairs(tokens))
+            + model.logit * (tokens + 1)
+            for tokens in group.responses
+        )
 
 
 def causal_pairs(tokens: int) -> int:

@@ -70,10 +70,24 @@ def plan_micro_batches(
     behind its prompt (responses 0 and 1, then 2), and group 1.
     """
     sizes = _Sizes(groups, token_budget, shared)
-    sizes.check()
+    for index, (prompt, responses) in enumerate(groups):
+        if (needed := prompt + max(responses, default=0)) > token_budget:
+            raise ValueError(
+                f"Group {index} needs {needed} tokens for its prefix and one response, the budget is {token_budget}. "
+                f"Raise training.micro_batch_tokens to at least {needed}, or shorten prompts "
+                "(prompt.max_prompt_tokens) or responses (rollout.max_new_tokens)."
+            )
     clusters = _clusters(sizes)
     chunked = [cluster for cluster in clusters if sizes.tokens(cluster) > token_budget]
-    plain = _first_fit([cluster for cluster in clusters if sizes.tokens(cluster) <= token_budget], sizes)
+    plain: list[list[int]] = []
+    for cluster in sorted(clusters, key=lambda members: (-sizes.tokens(members), members)):
+        if cluster in chunked:
+            continue
+        batch = next((one for one in plain if sizes.tokens([*one, *cluster]) <= token_budget), None)
+        if batch is None:
+            plain.append(list(cluster))
+        else:
+            batch.extend(cluster)
     return [MicroBatch(tuple(sizes.chunks(cluster))) for cluster in chunked] + [
         MicroBatch((tuple(Piece(group, tuple(range(len(groups[group][1])))) for group in sorted(members)),))
         for members in plain
@@ -88,8 +102,8 @@ def tree_tokens(prompts: Sequence[int], members: Sequence[int], shared: Shared) 
         members: which of them.
     """
     return sum(
-        prompts[member] - max((shared(earlier, member) for earlier in members[:place]), default=0)
-        for place, member in enumerate(members)
+        prompts[member] - max((shared(earlier, member) for earlier in members[:index]), default=0)
+        for index, member in enumerate(members)
     )
 
 
@@ -105,12 +119,12 @@ def chunk_responses(responses: Sequence[Sequence[int]], members: Sequence[int], 
     used: list[int] = []
     chosen: list[dict[int, list[int]]] = []
     for negative, group, index in sorted(waiting):
-        place = next((i for i, total in enumerate(used) if total - negative <= room), len(used))
-        if place == len(used):
+        chunk = next((i for i, total in enumerate(used) if total - negative <= room), len(used))
+        if chunk == len(used):
             used.append(0)
             chosen.append({})
-        used[place] -= negative
-        chosen[place].setdefault(group, []).append(index)
+        used[chunk] -= negative
+        chosen[chunk].setdefault(group, []).append(index)
     return [tuple(Piece(group, tuple(sorted(by_group[group]))) for group in sorted(by_group)) for by_group in chosen]
 
 
@@ -122,16 +136,6 @@ class _Sizes:
         self.responses = [list(responses) for _, responses in groups]
         self.budget = budget
         self.shared = shared
-
-    def check(self) -> None:
-        for index, (prompt, responses) in enumerate(zip(self.prompts, self.responses, strict=True)):
-            needed = prompt + max(responses, default=0)
-            if needed > self.budget:
-                raise ValueError(
-                    f"Group {index} needs {needed} tokens for its prefix and one response, the budget is "
-                    f"{self.budget}. Raise training.micro_batch_tokens to at least {needed}, or shorten prompts "
-                    "(prompt.max_prompt_tokens) or responses (rollout.max_new_tokens)."
-                )
 
     def prompt_tokens(self, members: Sequence[int]) -> int:
         return tree_tokens(self.prompts, members, self.shared)
@@ -175,14 +179,3 @@ def _clusters(sizes: _Sizes) -> list[list[int]]:
             for member in joined:
                 cluster_of[member] = joined
     return [cluster for group, cluster in enumerate(cluster_of) if cluster[0] == group]
-
-
-def _first_fit(clusters: Sequence[list[int]], sizes: _Sizes) -> list[list[int]]:
-    batches: list[list[int]] = []
-    for cluster in sorted(clusters, key=lambda members: (-sizes.tokens(members), members)):
-        place = next((batch for batch in batches if sizes.tokens([*batch, *cluster]) <= sizes.budget), None)
-        if place is None:
-            batches.append(list(cluster))
-        else:
-            place.extend(cluster)
-    return batches

@@ -20,9 +20,8 @@ from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.prompt_source import Tamper
+from vlm_pg.prompts.prompt_source import PromptOptions, Tamper
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.source_pool import Asking
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt, Sample
 
@@ -83,7 +82,7 @@ class EvalSet:
         """The length limit of its prompts, and whether subtitles are read."""
         return config.prompt if self.protocol is None else self.protocol.prompt_settings(config.prompt)
 
-    def asking(self, config: RunConfig, policy: Policy | WeightlessPolicy) -> Asking | None:
+    def asking(self, config: RunConfig, policy: Policy | WeightlessPolicy) -> PromptOptions | None:
         """How its prompts are made; None: as all others.
 
         Raises:
@@ -100,7 +99,7 @@ class EvalSet:
         settings = self.prompt(config)
         wording, prefix = wording_of(protocol), protocol.answer_prefix
         builder = PromptBuilder(policy.processor, settings, policy.positions, wording=wording, answer_prefix=prefix)
-        return Asking(media, builder, check)
+        return PromptOptions(media, builder, check)
 
 
 def read_sets(

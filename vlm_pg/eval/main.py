@@ -32,7 +32,7 @@ from vlm_pg.observe.console import Console, quiet_libraries
 from vlm_pg.observe.logs import save_strip
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.source_pool import SourcePool
+from vlm_pg.prompts.prompt_source import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.types import Prompt, Sample
@@ -173,7 +173,7 @@ def _answer(
         policy.check_length(prompt, config.rollout.max_new_tokens)
 
     with (
-        SourcePool(builder, data, config.media, policy.pixel_factor, check, kept=config.cache) as sources,
+        SourcePool(builder, data, config.media, policy.pixel_factor, check, cache=config.cache) as sources,
         Rewarder(config.reward, warn=console.warn) as rewarder,
         WholeReader(config.reward, console.warn) as whole,
     ):

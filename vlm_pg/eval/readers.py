@@ -42,7 +42,7 @@ def reader_of(name: str, protocol: Protocol | None, whole: WholeReader) -> Reade
     if name == OURS or is_own(name):
         reader = whole.read if name == OURS else own_reader(name)
     else:
-        from vlm_pg.answers.published.registry import published_rule  # the trainer reads by no published rule
+        from vlm_pg.answers.published import published_rule  # the trainer reads by no published rule
 
         reader = published_rule(name)
     if protocol is None or not protocol.read_prefix:

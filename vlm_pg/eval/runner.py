@@ -24,8 +24,8 @@ from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
-from vlm_pg.prompts.source_pool import SourcePool
-from vlm_pg.rewards.response import Response
+from vlm_pg.prompts.prompt_source import SourcePool
+from vlm_pg.rewards.parts import Response
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
@@ -198,7 +198,7 @@ class Evaluator:
         """The rows of this rank's batches; what is answered now is also appended to its part."""
         config, policy = self._config, self._policy
         asking = item.asking(config, policy)
-        source = self._sources.for_records(item.records, item.name, asking=asking)
+        source = self._sources.for_records(item.records, item.name, options=asking)
         reader = reader_of(reader_name(config.eval.reader, item.protocol), item.protocol, self._whole)
         mine = self._batches(item, config.media if asking is None else asking.media)
         rows: list[Row] = []

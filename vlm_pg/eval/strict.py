@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vlm_pg.answers.multiple_choice import named_letters
 from vlm_pg.eval.contracts import Reading
-from vlm_pg.rewards.rubric import read_answer
+from vlm_pg.rewards.parts import read_answer
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import RewardBreakdown, Sample
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PositionFn = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor | None, tuple[MediaKind, ...], tuple[float, ...]], torch.Tensor
 ]
-# (sample, its decoded media) -> (system message or "", the words of the user's turn, subtitles among them; with media
-# or frames among them where these do not all come before the words)
+# (sample, its decoded media) -> (system message or "", the words of the user's turn, subtitles included; a Turn where
+# media or frames do not all come before the words)
 Wording = Callable[[Sample, Sequence[DecodedMedia]], tuple[str, str | Turn]]
 
 
@@ -46,10 +46,9 @@ class PromptBuilder:
         position_fn: ``(input_ids [P], mm_token_type_ids [P], grid_thw, media_kinds, second_per_grid_ts)`` to the
             multimodal positions, int64 [3, P]; ``second_per_grid_ts`` has one entry per video.
         previews: whether prompts get thumbnails of what the model sees.
-        wording: says what is asked in place of the settings' own texts; the settings still say whether subtitles are
-            read, and the length limit.
-        answer_prefix: what the model's answer is made to begin with. It stands at the end of the prompt, so that what
-            is sampled goes on behind it.
+        wording: replaces the settings' own texts; the settings still decide whether subtitles are read, and the length
+            limit.
+        answer_prefix: appended to the prompt, so that the model's answer begins with it.
 
     Raises:
         ModelError: the processor cannot handle chats (with media, unless it is a tokenizer).
@@ -104,22 +103,16 @@ class PromptBuilder:
             ModelError: the sample has media and the model reads text alone, or the chat template begins the answer with
                 thinking and there is an ``answer_prefix``.
         """
-        if sample.media and not self._reads_media:
-            raise ModelError(
-                f"Sample {sample.sample_id!r} has {len(sample.media)} image(s) or video(s), but the model "
-                f"{getattr(self._processor, 'name_or_path', '') or 'in memory'} reads text alone. Use a Qwen-VL "
-                "checkpoint, or records without media."
-            )
-        _check_kinds(sample, media)
+        self._check_media(sample, media)
         subtitles = subtitle_lines(media) if self._settings.subtitles and self._wording is None else ""
-        system, asked = (self._wording or settings_wording(self._settings))(sample, media)
+        system, turn = (self._wording or settings_wording(self._settings))(sample, media)
         self._refuse_control_tokens(system)
         kinds, shown = [ref.kind for ref in sample.media], media
-        if isinstance(asked, Turn):
-            kinds, shown = asked.kinds, asked.shown(media)
-            words = PromptWords(system, asked.text, self._answer_prefix, asked.media_at)
+        if isinstance(turn, Turn):
+            kinds, shown = turn.kinds, turn.shown(media)
+            words = PromptWords(system, turn.text, self._answer_prefix, turn.media_at)
         else:
-            words = PromptWords(system, asked, self._answer_prefix)
+            words = PromptWords(system, turn, self._answer_prefix)
         self._refuse_control_tokens(words.user)
         content = user_content([{"type": kind} for kind in kinds], words, self._reads_media)
         first = [{"role": "system", "content": system}] if system else []
@@ -133,21 +126,19 @@ class PromptBuilder:
         Args:
             sample: whose id and media it has.
             messages: as chat templates take them: {"role": ..., "content": [{"type": "video"}, {"type": "text", "text":
-                ...}]}, with a part for each of the sample's media, in order, wherever they stand.
+                ...}]}, with a part for each of the sample's media, in order.
             media: decoded, in the same order.
 
         Raises:
             SampleError: ``media_token_in_text`` or ``prompt_too_long``.
             ModelError: there are media and the model reads text alone.
         """
-        _check_kinds(sample, media)
+        self._check_media(sample, media)
         parts = [part for message in messages for part in message["content"]]
         texts = [part["text"] for part in parts if part["type"] == "text"]
         kinds = [part["type"] for part in parts if part["type"] != "text"]
         if kinds != [item.kind for item in media]:
             raise ValueError(f"the conversation of {sample.sample_id} shows {kinds}, but its media are {sample.media}")
-        if media and not self._reads_media:
-            raise ModelError(f"Question {sample.sample_id!r} has media, but the model reads text alone. Use a Qwen-VL.")
         for text in texts:
             self._refuse_control_tokens(text)
         if not self._reads_media:
@@ -177,20 +168,24 @@ class PromptBuilder:
         def prompt_by(processor: Any) -> Prompt:
             inputs = self._process(processor, text, shown)
             tokens, visual = int(inputs["input_ids"].shape[1]), int((inputs["mm_token_type_ids"] != 0).sum())
-            check_length(tokens, visual, is_mostly(subtitles, words.user), self._settings.max_prompt_tokens)
+            check_length(tokens, visual, subtitles, words, self._settings.max_prompt_tokens)
             preview, seconds = preview_frames(media) if self._previews else ((), ())
             texts: dict[str, Any] = {"text": text, "subtitles": subtitles, "words": words}
             previews = {"preview": preview, "preview_seconds": seconds}
             return prompt_from_processor(inputs, self._position_fn, sample.sample_id, **texts, **previews)
 
-        alike = media and len(media) == len(self._last_media)
-        alike = alike and all(one() is other for one, other in zip(self._last_media, media, strict=True))
-        before = self._last_prompt() if alike else None
-        prompt = None if before is None else _with_pixels_of(before, prompt_by(self._without_pixels))
-        if prompt is None:
+        if not media:
+            return prompt_by(self._processor)
+        same_media = list(map(id, media)) == [id(one()) for one in self._last_media]
+        before = self._last_prompt() if same_media else None
+        prompt = None if before is None else prompt_by(self._without_pixels)
+        # Other kinds: the same media in another order. Other grids: a processor that cuts frames in an unforeseen way.
+        if before is None or prompt is None or _layout(before) != _layout(prompt):
             prompt = prompt_by(self._processor)
-        if media:
-            self._last_media, self._last_prompt = tuple(map(ref, media)), ref(prompt)
+        else:
+            keys = {"content_key": before.content_key, "media_keys": before.media_keys}
+            prompt = replace(prompt, pixel_values=before.pixel_values, **keys)  # type: ignore[arg-type]
+        self._last_media, self._last_prompt = tuple(map(ref, media)), ref(prompt)
         return prompt
 
     @property
@@ -227,6 +222,17 @@ class PromptBuilder:
         seconds = torch.as_tensor(outputs.get("second_per_grid_ts", ()), dtype=torch.float32)
         return outputs | {"second_per_grid_ts": seconds.tolist()}
 
+    def _check_media(self, sample: Sample, media: Sequence[DecodedMedia]) -> None:
+        if sample.media and not self._reads_media:
+            raise ModelError(
+                f"Sample {sample.sample_id!r} has {len(sample.media)} image(s) or video(s), but the model "
+                f"{getattr(self._processor, 'name_or_path', '') or 'in memory'} reads text alone. Use a Qwen-VL "
+                "checkpoint, or records without media."
+            )
+        kinds = tuple(item.kind for item in media)
+        if kinds != tuple(ref.kind for ref in sample.media):
+            raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
+
     def _control_token_in(self, words: str) -> str | None:
         return next((token for token in self._control_tokens if token in words), None)
 
@@ -239,43 +245,19 @@ class PromptBuilder:
             )
 
 
-def _check_kinds(sample: Sample, media: Sequence[DecodedMedia]) -> None:
-    kinds = tuple(item.kind for item in media)
-    if kinds != tuple(ref.kind for ref in sample.media):
-        raise ValueError(f"sample {sample.sample_id} has media {sample.media}, but {kinds} were handed in")
+def _layout(prompt: Prompt) -> tuple[Any, Any]:
+    return prompt.media_kinds, None if prompt.grid_thw is None else prompt.grid_thw.tolist()
 
 
-def _with_pixels_of(shown: Prompt, prompt: Prompt) -> Prompt | None:
-    """A prompt whose pixels are missing, with those of ``shown``, which has the same media.
-
-    None: it would have other grids, by a processor that cuts frames in a way that is not foreseen, or has the media in
-    another order.
-    """
-    assert shown.grid_thw is not None and prompt.grid_thw is not None
-    if shown.media_kinds != prompt.media_kinds or not torch.equal(shown.grid_thw, prompt.grid_thw):
-        return None
-    keys = {"content_key": shown.content_key, "media_keys": shown.media_keys}
-    return replace(prompt, pixel_values=shown.pixel_values, **keys)  # type: ignore[arg-type]
-
-
-def is_mostly(subtitles: str, words: str) -> bool:
-    """Whether more than half of a user's words are subtitles."""
-    return len(subtitles) > len(words) // 2
-
-
-def check_length(tokens: int, visual: int, mostly_subtitles: bool, limit: int) -> None:
-    """Raise SampleError (``prompt_too_long``) for a prompt of more than ``limit`` tokens.
-
-    Args:
-        tokens, visual: all of the prompt's, and those of its media.
-        mostly_subtitles: what there is to shorten (``is_mostly``).
-    """
+def check_length(tokens: int, visual: int, subtitles: str, words: PromptWords, limit: int) -> None:
+    """Raise SampleError (``prompt_too_long``) for more than ``limit`` tokens; ``visual``: those of media."""
     if tokens <= limit:
         return
     if visual > tokens // 2:
         change = "Lower media.max_frames, media.max_pixels or media.video_tokens"
     else:
-        change = "Set prompt.subtitles=false" if mostly_subtitles else "Shorten the question"
+        is_mostly_subtitles = len(subtitles) > len(words.user) // 2
+        change = "Set prompt.subtitles=false" if is_mostly_subtitles else "Shorten the question"
     raise SampleError(
         "prompt_too_long",
         f"the prompt has {tokens} tokens, {visual} of them visual. At most {limit} are allowed, and prompts are "
@@ -286,8 +268,7 @@ def check_length(tokens: int, visual: int, mostly_subtitles: bool, limit: int) -
 def question_words(settings: PromptSettings, sample: Sample) -> str:
     """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind.
 
-    They are as ``with_media`` takes them. Subtitles, which come before them, are not the sample's own
-    (``Prompt.subtitles``, ``user_text``).
+    They are as ``with_media`` takes them.
     """
     options = map(marked, sample.options)
     parts = (marked_question(sample.question), *options, settings.instructions[sample.answer_kind])
@@ -299,14 +280,11 @@ def settings_wording(settings: PromptSettings) -> Wording:
 
     def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str | Turn]:
         subtitles = subtitle_lines(media) if settings.subtitles else ""
-        return settings.system, with_media(sample, user_text(subtitles, question_words(settings, sample)))
+        # First, so that questions on one video share them too.
+        text = "\n".join(filter(None, (subtitles, question_words(settings, sample))))
+        return settings.system, with_media(sample, text)
 
     return wording
-
-
-def user_text(subtitles: str, question: str) -> str:
-    """The words of a user's turn: subtitles first, so that questions on one video share them too."""
-    return f"{subtitles}\n{question}" if subtitles else question
 
 
 def user_content(media: Sequence[dict[str, Any]], words: PromptWords, reads_media: bool) -> list[dict[str, Any]] | str:
@@ -317,9 +295,9 @@ def user_content(media: Sequence[dict[str, Any]], words: PromptWords, reads_medi
         return [*media, {"type": "text", "text": words.user}]
     parts: list[dict[str, Any]] = []
     ends = (*words.media_at, len(words.user))
-    for place, (start, end) in enumerate(pairwise((0, *ends))):
+    for index, (start, end) in enumerate(pairwise((0, *ends))):
         parts += [{"type": "text", "text": words.user[start:end]}] if start < end else []
-        parts += media[place : place + 1]
+        parts += media[index : index + 1]
     return parts
 
 
@@ -362,20 +340,9 @@ class PromptMeasure:
         answer_prefix: str = "",
     ):
         unlimited = settings.model_copy(update={"max_prompt_tokens": sys.maxsize})
-        self._builder = PromptBuilder(
-            without_pixels(processor),
-            unlimited,
-            position_fn,
-            previews=False,
-            wording=wording,
-            answer_prefix=answer_prefix,
-        )
+        counting = without_pixels(processor)
+        self._builder = PromptBuilder(counting, unlimited, position_fn, False, wording, answer_prefix)
         self._limit = settings.max_prompt_tokens
-
-    @property
-    def reads_subtitles(self) -> bool:
-        """See ``PromptBuilder``."""
-        return self._builder.reads_subtitles
 
     def measure(self, sample: Sample, facts: Sequence[MediaFacts]) -> Prompt:
         """The prompt of a sample, however long; ``pixel_values`` [patches, 0], and so keys that mean nothing.
@@ -394,12 +361,11 @@ class PromptMeasure:
     def check(self, prompt: Prompt) -> None:
         """Raise the SampleError ``prompt_too_long`` that building the prompt of ``measure`` would raise."""
         assert prompt.words is not None  # the builder's
-        mostly_subtitles = is_mostly(prompt.subtitles, prompt.words.user)
-        check_length(prompt.num_tokens, prompt.num_visual_tokens, mostly_subtitles, self._limit)
+        check_length(prompt.num_tokens, prompt.num_visual_tokens, prompt.subtitles, prompt.words, self._limit)
 
 
 def stand_in(kind: MediaKind, facts: MediaFacts) -> DecodedMedia:
-    """A medium of that size whose frames uint8 [F, 3, height, width] are one byte, shown everywhere."""
+    """A medium of that size whose frames uint8 [F, 3, height, width] are views of one byte."""
     shape = (facts.frames, 3, facts.height, facts.width)
     frames = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), shape, (0, 0, 0, 0))
     return DecodedMedia(kind, frames, facts.frame_seconds, facts.sampled_fps, "none", facts.subtitles)
@@ -415,17 +381,15 @@ def preview_frames(media: Sequence[DecodedMedia]) -> tuple[tuple[np.ndarray, ...
     Returns:
         Thumbnails uint8 [height, width, 3] with no side above 128 pixels, and one time for each.
     """
+    from PIL import Image
+
     frames = [(frame, second) for item in media for frame, second in zip(item.frames, item.frame_seconds, strict=True)]
     count = min(len(frames), MAX_THUMBNAILS)
     chosen = np.linspace(0, len(frames) - 1, count).round().astype(int) if count else ()
     picked = [frames[index] for index in chosen]
-    return tuple(_thumbnail(frame) for frame, _ in picked), tuple(second for _, second in picked)
-
-
-def _thumbnail(frame: np.ndarray) -> np.ndarray:
-    """uint8 [3, H, W] to uint8 [height, width, 3]; never scaled up."""
-    from PIL import Image
-
-    image = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
-    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BICUBIC)
-    return np.asarray(image)
+    thumbnails = []
+    for frame, _ in picked:
+        image = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
+        image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.BICUBIC)  # never scaled up
+        thumbnails.append(np.asarray(image))
+    return tuple(thumbnails), tuple(second for _, second in picked)

@@ -13,7 +13,6 @@ from vlm_pg.errors import ModelError
 from vlm_pg.types import CONTROL_TOKEN
 
 _DELIMITER = re.compile(r"<\|.+\|>")
-_NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 # Lines, calls and returns of Python in one rendering. Qwen2-VL's template has some 200 for an image of a conversation,
 # and 90,000 when it is compiled.
 _MOST_EVENTS = 10_000_000
@@ -73,7 +72,7 @@ def control_tokens(processor: Any) -> tuple[str, ...]:
     Added tokens that are none of these, such as those a model was taught, may stand in any text.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
-    named = {getattr(tokenizer, name, None) for name in _NAMED}
+    named = {getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk")}
     named |= {getattr(processor, f"{kind}_token", None) for kind in ("image", "video")}
     template = str(processor.chat_template)
     return tuple(

@@ -102,7 +102,6 @@ def _in_order_of_appearance(
             grid = torch.as_tensor(inputs[grid_name]).cpu()
             pixels = torch.as_tensor(inputs[pixel_name]).cpu().float().split(grid.prod(-1).tolist())
             queues[code] = list(zip(pixels, grid, strict=True))
-    total = len(queues[1]) + len(queues[2])
     ordered: list[tuple[torch.Tensor, torch.Tensor, MediaKind]] = []
     visual = types[types != 0].tolist()
     patches = sum(int(grid.prod()) for queue in queues.values() for _, grid in queue)
@@ -112,16 +111,16 @@ def _in_order_of_appearance(
             f"The ids have {len(visual)} media tokens for {patches} patches, not a whole number of patches each. Give "
             "ids and pixels of one processor call, without truncation."
         )
-    place = 0
-    while len(ordered) < total:
-        if place >= len(visual) or not queues[visual[place]]:
+    index = 0
+    while queues[1] or queues[2]:
+        if index >= len(visual) or not queues[visual[index]]:
             raise ValueError(
                 "Media tokens and media do not match in kind or number. Give ids and pixels of one processor call, "
                 "without truncation."
             )
-        pixels, grid = queues[visual[place]].pop(0)
-        ordered.append((pixels, grid, "image" if visual[place] == 1 else "video"))
-        place += int(grid.prod()) // merged
+        pixels, grid = queues[visual[index]].pop(0)
+        ordered.append((pixels, grid, "image" if visual[index] == 1 else "video"))
+        index += int(grid.prod()) // merged
     return [p for p, _, _ in ordered], [g for _, g, _ in ordered], tuple(k for _, _, k in ordered)
 
 
@@ -143,8 +142,7 @@ def without_pixels(processor: Any) -> Any:
 
 
 class _GridsAlone:
-    """In the place of a processor of images or videos that are resized already; everything but calling it is that
-    one's."""
+    """Stands in for a processor of images or videos that are resized already; other attributes are that one's."""
 
     def __init__(self, inner: Any, pixels: str, grids: str):
         self._inner, self._pixels, self._grids = inner, pixels, grids

@@ -1,13 +1,21 @@
-"""Samples in, prompts out: media are decoded ahead of time, finished prompts are kept while there is room."""
+"""Samples in, prompts out: media are decoded ahead of time, finished prompts are cached while there is room. One source
+per file of records, one pool of decoding processes behind them all."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from weakref import WeakValueDictionary
 
+from vlm_pg.cache.settings import CacheSettings
+from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import SampleError
-from vlm_pg.media.loader import MediaLoader, Ticket
+from vlm_pg.media.loader import MediaLoader, Ticket, decoding_pool, import_decoding
+from vlm_pg.media.pool import WorkerPool
+from vlm_pg.media.settings import MediaSettings
 from vlm_pg.memory import tensor_bytes
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.types import BadSample, DecodedMedia, MediaRef, Prompt, Sample
@@ -22,9 +30,9 @@ class PromptSource:
     Args:
         loaders: decode media, ahead of time where ``prefetch`` asks for it; by ``Sample.dataset``.
         builder: makes prompts of decoded media.
-        where: how faults of samples name their place that do not say it themselves, e.g. the path of the records.
+        where: location of faults of samples that have none of their own, e.g. the path of the records.
         check: raises SampleError for a prompt that the model cannot answer.
-        cache_bytes: room for finished prompts, pixels included; the least recently used go first. 0 keeps none.
+        cache_bytes: room for finished prompts, pixels included; the least recently used go first.
     """
 
     def __init__(
@@ -45,8 +53,11 @@ class PromptSource:
 
     def prefetch(self, samples: Sequence[Sample]) -> None:
         """Start decoding media of samples that ``load`` will need soon."""
+        self._prefetch([one for one in samples if one.sample_id not in self._cache])
+
+    def _prefetch(self, samples: Sequence[Sample]) -> None:
         for sample in samples:
-            if sample.sample_id not in self._cache and sample.sample_id not in self._tickets:
+            if sample.sample_id not in self._tickets:
                 self._tickets[sample.sample_id] = self._submit(sample)
 
     def expect(self, samples: Sequence[Sample]) -> None:
@@ -63,20 +74,15 @@ class PromptSource:
         Raises:
             InterruptedError: ``should_stop`` said so while media were being decoded.
         """
-        if tamper is None:
-            self.prefetch(samples)
-        else:  # media are decoded again, also of prompts that are kept
-            for sample in samples:
-                if sample.sample_id not in self._tickets:
-                    self._tickets[sample.sample_id] = self._submit(sample)
+        self._prefetch([one for one in samples if tamper is not None or one.sample_id not in self._cache])
         good: list[tuple[Sample, Prompt]] = []
         bad: list[BadSample] = []
         for sample in samples:
             try:
                 good.append((sample, self._prompt(sample, tamper, should_stop)))
             except SampleError as error:
-                place = sample.where or self._where
-                bad.append(BadSample(sample.sample_id, error.reason, str(error), place, error.trace))
+                where = sample.where or self._where
+                bad.append(BadSample(sample.sample_id, error.reason, str(error), where, error.trace))
         return good, bad
 
     def _submit(self, sample: Sample) -> Ticket:
@@ -101,20 +107,105 @@ class PromptSource:
             media = [tamper(item, sample.sample_id) for item in media]
         prompt = self._builder.build(sample, media)
         self._check(prompt)
-        if tamper is None:
-            self._keep(prompt)
+        if tamper is None and (size := _bytes(prompt)) <= self._cache_bytes:
+            self._cache[prompt.sample_id] = prompt
+            self._used_bytes += size
+            while self._used_bytes > self._cache_bytes:
+                _, oldest = self._cache.popitem(last=False)
+                self._used_bytes -= _bytes(oldest)
         return prompt
-
-    def _keep(self, prompt: Prompt) -> None:
-        size = _bytes(prompt)
-        if size > self._cache_bytes:
-            return
-        self._cache[prompt.sample_id] = prompt
-        self._used_bytes += size
-        while self._used_bytes > self._cache_bytes:
-            _, oldest = self._cache.popitem(last=False)
-            self._used_bytes -= _bytes(oldest)
 
 
 def _bytes(prompt: Prompt) -> int:
     return tensor_bytes(prompt.pixel_values) + 8 * 5 * prompt.num_tokens + sum(frame.nbytes for frame in prompt.preview)
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Media settings, builder and check of a set with prompts of its own: see ``SourcePool``."""
+
+    media: MediaSettings
+    builder: PromptBuilder
+    check: Callable[[Prompt], None]
+
+
+class SourcePool(AbstractContextManager["SourcePool"]):
+    """Makes prompt sources and owns their decoding processes; a context manager.
+
+    Args:
+        builder: makes prompts of decoded media.
+        data: media roots, and whether remote media are allowed.
+        media: frames, sizes, limits, workers.
+        factor: patch size times merge size of the vision tower, in pixels.
+        check: raises SampleError for a prompt that the model does not support.
+        pool: of ``decoding_pool(media, cache)``, if already started; closed with this.
+        cache: of frames, if any.
+    """
+
+    def __init__(
+        self,
+        builder: PromptBuilder,
+        data: DataSettings,
+        media: MediaSettings,
+        factor: int,
+        check: Callable[[Prompt], None] = lambda prompt: None,
+        pool: WorkerPool | None = None,
+        cache: CacheSettings | None = None,
+    ):
+        self._cache = cache
+        self._data, self._factor = data, factor
+        self._options = PromptOptions(media, builder, check)
+        self._pool = decoding_pool(media, cache) if pool is None else pool
+        self._loaders: dict[tuple[Path, str, bool], MediaLoader] = {}
+
+    def for_training(self, cache_bytes: int = 0) -> PromptSource:
+        """The source of the samples of ``data.train``."""
+        options = self._options
+        loaders = {name: self._loader(path, name, options) for name, path in self._data.train_sets.items()}
+        return PromptSource(loaders, options.builder, self._data.train_shown, options.check, cache_bytes)
+
+    def for_records(
+        self, records: Path, name: str = "", cache_bytes: int = 0, options: PromptOptions | None = None
+    ) -> PromptSource:
+        """The source of the samples in ``records``; ``name``: of the set; ``options``: by default as all others."""
+        options = options or self._options
+        loaders = {"": self._loader(records, name, options)}
+        return PromptSource(loaders, options.builder, str(records), options.check, cache_bytes)
+
+    def _loader(self, records: Path, name: str, options: PromptOptions) -> MediaLoader:
+        root = self._data.root_for(records, name)
+        key = (root, options.media.model_dump_json(), options.builder.reads_subtitles)
+        if key not in self._loaders:
+            self._loaders[key] = MediaLoader(
+                options.media,
+                root,
+                self._data.allow_remote,
+                self._factor,
+                self._pool,
+                options.builder.reads_subtitles,
+                self._cache,
+            )
+        return self._loaders[key]
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether decoding processes have been started and none is ready."""
+        return self._pool is not None and self._pool.is_starting
+
+    def wait_until_ready(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait for started decoding processes, and import what the first file needs.
+
+        Raises:
+            InterruptedError: after ``should_stop``, which is polled.
+        """
+        if self._pool is not None and self._pool.is_started:
+            import_decoding()
+            self._pool.wait_until_ready(should_stop)
+
+    def close(self) -> None:
+        """End the decoding processes."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

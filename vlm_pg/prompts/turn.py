@@ -56,9 +56,9 @@ class Turn:
         if not frames:
             return media
         if [one.kind for one in media] != ["video"]:
-            raise ValueError(f"frames of one video are shown in turn with texts, and there are {len(media)} media")
+            raise ValueError(f"frames of one video alternate with texts, and there are {len(media)} media")
         (video,) = media
-        return [DecodedMedia("image", video.frames[at : at + 1], (0.0,), 0.0, video.decoder) for at in frames]
+        return [DecodedMedia("image", video.frames[i : i + 1], (0.0,), 0.0, video.decoder) for i in frames]
 
 
 _KINDS = {mark: kind for kind, mark in MEDIA_MARKS.items()}

@@ -15,7 +15,7 @@ from vlm_pg.answers.pool import Call, Outcome
 from vlm_pg.answers.verdict import Verdict
 from vlm_pg.errors import ConfigError
 from vlm_pg.functions import load_function
-from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.parts import Response
 from vlm_pg.rewards.settings import FunctionSettings
 from vlm_pg.types import MediaRef, Sample
 
@@ -56,14 +56,12 @@ class UserFunction:
         self._wanted, self._takes_all, self.is_batched = _parameters(self.function, settings.function)
 
     def __call__(self, responses: Sequence[Response]) -> list[Verdict | Exception]:
-        """What the function says of each response: its value, "no value", or what went wrong with it."""
+        """Of each response the function's value, "no value", or the error."""
         if self.is_batched:
             return self._call_once(responses)
-        calls = [self._arguments(response) for response in responses]
-        if inspect.iscoroutinefunction(self.function):
-            results = asyncio.run(_gathered(self.function, calls))
-        else:
-            results = [_attempt(self.function, **arguments) for arguments in calls]
+        fields = _SINGULAR | _EITHER
+        names = [name for name in fields if self._takes_all or name in self._wanted]
+        results = self._results([{name: fields[name](response) for name in names} for response in responses])
         return [self._verdict(result) for result in results]
 
     def isolated_call(self, response: Response) -> Call:
@@ -87,13 +85,9 @@ class UserFunction:
     def _call_once(self, responses: Sequence[Response]) -> list[Verdict | Exception]:
         fields = _PLURAL | _EITHER
         arguments = {name: [fields[name](response) for response in responses] for name in self._wanted}
-        result: Any
-        if inspect.iscoroutinefunction(self.function):
-            result = asyncio.run(_gathered(self.function, [arguments]))[0]
-        else:
-            result = _attempt(self.function, **arguments)
+        result = self._results([arguments])[0]
         if isinstance(result, BaseException):
-            return [self._error(result)] * len(responses)
+            return [_as_exception(result)] * len(responses)
         values = _attempt(list, result) if isinstance(result, Iterable) else None
         if isinstance(values, Exception):  # raised by a generator
             return [values] * len(responses)
@@ -106,13 +100,14 @@ class UserFunction:
             return [error] * len(responses)
         return [self._verdict(value) for value in values]
 
-    def _arguments(self, response: Response) -> dict[str, Any]:
-        fields = _SINGULAR | _EITHER
-        return {name: field(response) for name, field in fields.items() if self._takes_all or name in self._wanted}
+    def _results(self, calls: Sequence[dict[str, Any]]) -> list[Any]:
+        if inspect.iscoroutinefunction(self.function):
+            return asyncio.run(_gathered(self.function, calls))
+        return [_attempt(self.function, **arguments) for arguments in calls]
 
     def _verdict(self, result: Any) -> Verdict | Exception:
         if isinstance(result, BaseException):
-            return self._error(result)
+            return _as_exception(result)
         if result is None:
             return Verdict(None, "the function returned None")
         value = _attempt(float, result) if isinstance(result, SupportsFloat) else math.nan
@@ -124,8 +119,9 @@ class UserFunction:
             )
         return Verdict(float(value))
 
-    def _error(self, error: BaseException) -> Exception:
-        return error if isinstance(error, Exception) else FunctionError(f"it ended with {type(error).__name__}")
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else FunctionError(f"it ended with {type(error).__name__}")
 
 
 class FunctionError(Exception):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 from vlm_pg.errors import SampleError
-from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.parts import Response
 from vlm_pg.rewards.rewarder import Rewarder
-from vlm_pg.rewards.settings import JudgeSettings, LanguageSettings, LengthSettings, RepetitionSettings, RewardSettings
+from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import RewardBreakdown, Sample
 
 _CHECKED_AT_A_TIME = 256
@@ -17,13 +17,9 @@ _CHECKED_AT_A_TIME = 256
 
 def gold_settings(settings: RewardSettings) -> RewardSettings:
     """The parts of a reward that read the answer: accuracy, format and the user's functions. The others are off: shape
-    of a response, of which a gold answer has none, and the judge, who would be asked about every record."""
-    off = {
-        "judge": JudgeSettings(),
-        "length": LengthSettings(),
-        "repetition": RepetitionSettings(),
-        "language": LanguageSettings(),
-    }
+    of a response, which a gold answer does not have, and the judge, which would get a request for every record."""
+    default = RewardSettings()
+    off = {name: getattr(default, name) for name in ("judge", "length", "repetition", "language")}
     return settings.model_copy(update=off)
 
 
@@ -60,7 +56,6 @@ def same_gold(
     What must be 1 is as of ``gold_faults``, or accuracy, where no part of the reward that counts reads answers.
 
     Args:
-        first, second: the samples.
         rewarder, num_tokens: as of ``gold_faults``.
     """
     if (first.answer_kind, first.answer) == (second.answer_kind, second.answer):

@@ -9,7 +9,7 @@ from pathlib import Path
 from vlm_pg.answers.verdict import Verdict, shorten
 from vlm_pg.errors import ConfigError
 from vlm_pg.http.chat import ChatServer, NoReply, judge_key
-from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.parts import Response
 from vlm_pg.rewards.settings import JudgeSettings
 
 PROMPT = """You judge a response to a question. The reference answer is correct.
@@ -33,10 +33,6 @@ _VERDICT = re.compile(
     r"[\s*_`#>(\[]*(?:(?:[^\W\d_]+ ){0,2}[^\W\d_]+[*_`]* ?[:=\uff1a])?[\s*_`(\[]*"
     r"([+-]?(?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20}))[\s*_`)\].]*"
 )
-
-
-class _NoNumber(Exception):
-    """Why there is no verdict."""
 
 
 class Judge:
@@ -70,22 +66,12 @@ class Judge:
         """The judge's number for each response; no value, with the reason, where there is none.
 
         After three time-outs or failed connections in a row, the responses that still wait are not asked about.
-        ``should_stop`` is asked now and then.
-
         Raises:
-            InterruptedError: after ``should_stop``.
+            InterruptedError: after ``should_stop``, which is polled.
         """
         messages = [fill_in(self._template, response) for response in responses]
-        return [_verdict(reply) for reply in self._server.replies(messages, should_stop)]
-
-
-def _verdict(reply: str | NoReply) -> Verdict:
-    if isinstance(reply, NoReply):
-        return Verdict(None, f"judge: {reply.why}")
-    try:
-        return Verdict(parse_score(reply))
-    except _NoNumber as error:
-        return Verdict(None, f"judge: {error}")
+        replies = self._server.replies(messages, should_stop)
+        return [Verdict(None, f"judge: {one.why}") if isinstance(one, NoReply) else parse_score(one) for one in replies]
 
 
 def fill_in(template: str, response: Response) -> str:
@@ -99,20 +85,16 @@ def fill_in(template: str, response: Response) -> str:
     return _FIELD.sub(lambda match: values[match[1]], template)
 
 
-def parse_score(text: str) -> float:
-    """The number from 0 to 1 that is the last line of the judge's answer that is not empty.
-
-    Raises:
-        _NoNumber: that line holds something else.
-    """
+def parse_score(text: str) -> Verdict:
+    """The number from 0 to 1 that is the last line of the judge's answer that is not empty; else no value, and why."""
     line = text.rstrip().rpartition("\n")[2].strip()
     match = _VERDICT.fullmatch(line) if len(line) <= MAX_VERDICT_CHARACTERS else None
     if match is None:
-        raise _NoNumber(f"the judge's answer does not end in a line with a number alone: {shorten(line[-80:])}")
-    value = float(match[1])
-    if not 0.0 <= value <= 1.0:
-        raise _NoNumber(f"the judge's number {match[1]} is not from 0 to 1")
-    return value
+        note = f"judge: the judge's answer does not end in a line with a number alone: {shorten(line[-80:])}"
+        return Verdict(None, note)
+    if not 0.0 <= float(match[1]) <= 1.0:
+        return Verdict(None, f"judge: the judge's number {match[1]} is not from 0 to 1")
+    return Verdict(float(match[1]))
 
 
 def _template(path: str | None) -> str:

@@ -13,19 +13,22 @@ from vlm_pg.answers.grading import CHECKERS, PREPARE, mathematics_call, mathemat
 from vlm_pg.answers.pool import Call, CheckerPool, Outcome
 from vlm_pg.answers.verdict import Verdict, shorten
 from vlm_pg.errors import ConfigError
-from vlm_pg.rewards.format import format_reward
 from vlm_pg.rewards.functions import UserFunction, as_text, error_trace
 from vlm_pg.rewards.judge import Judge
-from vlm_pg.rewards.language import language_reward
-from vlm_pg.rewards.length import length_reward
-from vlm_pg.rewards.repetition import repetition_reward
-from vlm_pg.rewards.response import Response
-from vlm_pg.rewards.rubric import read_answer, total_reward
+from vlm_pg.rewards.parts import (
+    Response,
+    format_reward,
+    language_reward,
+    length_reward,
+    read_answer,
+    repetition_reward,
+    total_reward,
+)
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import RewardBreakdown, Sample
 
 BUILT_IN_PARTS = ("accuracy", "format", "length", "repetition", "language", "judge")
-# What training adds to a reward under these names (``vlm_pg/training/group_rewards.py``).
+# What training adds to a reward under these names (``vlm_pg/training/groups.py``).
 RESERVED_PARTS = ("temporal", "length_bonus", "overlong", "kl")
 
 
@@ -48,7 +51,13 @@ class Rewarder(AbstractContextManager["Rewarder"]):
     def __init__(self, settings: RewardSettings, warn: Callable[[str], None] = warnings.warn):
         self._settings, self._warn = settings, warn
         self._functions = [UserFunction(entry) for entry in settings.functions]
-        _check_names([function.name for function in self._functions])
+        names = (*BUILT_IN_PARTS, *RESERVED_PARTS)
+        counts = Counter([*names, *(function.name for function in self._functions)])
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ConfigError(
+                f"reward.functions has {', '.join(twice)}, which another part of the reward is called, too. Names that "
+                f"are taken are {', '.join(names)}. Give the function another name (reward.functions: name)."
+            )
         self._judge = Judge(settings.judge) if settings.judge.weight != 0.0 else None
         self._pool: CheckerPool | None = None
         self._pool_owner = 0
@@ -61,12 +70,7 @@ class Rewarder(AbstractContextManager["Rewarder"]):
         """Weight of each part that is computed, in the order in which ``parts`` holds them."""
         settings = self._settings
         weights = {"accuracy": settings.accuracy_weight, "format": settings.format_weight}
-        optional = {
-            "length": settings.length.weight,
-            "repetition": settings.repetition.weight,
-            "language": settings.language.weight,
-            "judge": settings.judge.weight,
-        }
+        optional = {name: getattr(settings, name).weight for name in BUILT_IN_PARTS[2:]}
         weights |= {name: weight for name, weight in optional.items() if weight != 0.0}
         return weights | {function.name: function.settings.weight for function in self._functions}
 
@@ -84,7 +88,7 @@ class Rewarder(AbstractContextManager["Rewarder"]):
         check that was stopped and a part that failed have no value (None), and ``notes`` says why, by part. ``total``
         is the sum of weight times part, None if a part that counts has no value.
 
-        ``should_stop`` is asked now and then while the judge or the checking processes are waited for.
+        ``should_stop`` is polled while the judge or the checking processes are waited for.
 
         Raises:
             RuntimeError: the rewarder is closed, or checking processes do not start.
@@ -96,20 +100,31 @@ class Rewarder(AbstractContextManager["Rewarder"]):
             "accuracy": self._accuracies(responses, should_stop),
             "format": [Verdict(format_reward(response.text)) for response in responses],
         }
-        columns |= self._shape_parts(responses)
+        settings = self._settings
+        if settings.length.weight != 0.0:
+            columns["length"] = [
+                Verdict(None, "its tokens were not counted")
+                if response.num_tokens is None
+                else Verdict(length_reward(response.num_tokens, settings.length))
+                for response in responses
+            ]
+        if settings.repetition.weight != 0.0:
+            columns["repetition"] = [Verdict(repetition_reward(one.text, settings.repetition)) for one in responses]
+        if settings.language.weight != 0.0:
+            columns["language"] = [Verdict(language_reward(one.text, settings.language)) for one in responses]
         if self._judge is not None:
             columns["judge"] = self._judge.score(responses, should_stop) if responses else []
         columns |= {function.name: self._values(function, responses, should_stop) for function in self._functions}
         weights = self.weights
         return [
-            _breakdown({name: column[place] for name, column in columns.items()}, weights)
-            for place in range(len(responses))
+            _breakdown({name: column[index] for name, column in columns.items()}, weights)
+            for index in range(len(responses))
         ]
 
     def accuracies(
         self, responses: Sequence[Response], should_stop: Callable[[], bool] | None = None
     ) -> list[float | None]:
-        """Accuracy alone, for responses that do not train: no judge is asked and no function called.
+        """Accuracy alone, for responses that do not train: without judge and functions.
 
         Raises:
             RuntimeError, InterruptedError: as ``score``.
@@ -130,40 +145,17 @@ class Rewarder(AbstractContextManager["Rewarder"]):
 
     def _accuracies(self, responses: Sequence[Response], should_stop: Callable[[], bool] | None) -> list[Verdict]:
         answers = [read_answer(response.text, self._settings) for response in responses]
-        calls = {
-            place: mathematics_call(response.sample.answer, answer.text)
-            for place, (response, answer) in enumerate(zip(responses, answers, strict=True))
-            if response.sample.answer_kind == "mathematics"
-        }
-        outcomes = dict(zip(calls, self._run(list(calls.values()), should_stop), strict=True))
+        pairs = [(response.sample, answer) for response, answer in zip(responses, answers, strict=True)]
+        calls = [mathematics_call(one.answer, answer.text) for one, answer in pairs if one.answer_kind == "mathematics"]
+        outcomes = iter(self._run(calls, should_stop))
         verdicts = []
-        for place, (response, answer) in enumerate(zip(responses, answers, strict=True)):
-            sample = response.sample
-            if place in outcomes:
-                verdict = mathematics_verdict(outcomes[place])
+        for sample, answer in pairs:
+            if sample.answer_kind == "mathematics":
+                verdict = mathematics_verdict(next(outcomes))
             else:
                 verdict = CHECKERS[sample.answer_kind](answer.text, sample, self._settings)
             verdicts.append(answer.judged(verdict))
         return verdicts
-
-    def _shape_parts(self, responses: Sequence[Response]) -> dict[str, list[Verdict]]:
-        """Length, repetition and language, where they have a weight."""
-        settings = self._settings
-        parts: dict[str, list[Verdict]] = {}
-        if settings.length.weight != 0.0:
-            parts["length"] = [
-                Verdict(None, "its tokens were not counted")
-                if response.num_tokens is None
-                else Verdict(length_reward(response.num_tokens, settings.length))
-                for response in responses
-            ]
-        if settings.repetition.weight != 0.0:
-            parts["repetition"] = [
-                Verdict(repetition_reward(response.text, settings.repetition)) for response in responses
-            ]
-        if settings.language.weight != 0.0:
-            parts["language"] = [Verdict(language_reward(response.text, settings.language)) for response in responses]
-        return parts
 
     def _values(
         self, function: UserFunction, responses: Sequence[Response], should_stop: Callable[[], bool] | None
@@ -228,13 +220,3 @@ def _finite(verdict: Verdict) -> Verdict:
     if verdict.value is None or math.isfinite(verdict.value):
         return verdict
     return Verdict(None, f"it came out as {verdict.value}, which is no number to train on")
-
-
-def _check_names(names: Sequence[str]) -> None:
-    taken = (*BUILT_IN_PARTS, *RESERVED_PARTS)
-    twice = [name for name, count in Counter([*taken, *names]).items() if count > 1]
-    if twice:
-        raise ConfigError(
-            f"reward.functions has {', '.join(twice)}, which another part of the reward is called, too. Names that are "
-            f"taken are {', '.join(taken)}. Give the function another name (reward.functions: name)."
-        )

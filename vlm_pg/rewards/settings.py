@@ -114,13 +114,8 @@ class RewardSettings(Settings):
     functions: tuple[FunctionSettings, ...] = Field((), description="Rewards of your own.")
     checker: CheckerSettings = Field(default_factory=CheckerSettings, description="Processes for risky checks.")
 
-    @property
-    def has_weight(self) -> bool:
-        """Whether any part of the reward counts."""
-        sections = (self.length.weight, self.repetition.weight, self.language.weight, self.judge.weight)
-        functions = (function.weight for function in self.functions)
-        return any((self.accuracy_weight, self.format_weight, *sections, *functions))
-
     def impossible(self) -> list[str]:
-        nothing = "no part of the reward has a weight, so every reward is 0. Set reward.accuracy_weight=1.0."
-        return [] if self.has_weight else [nothing]
+        parts = (self.length, self.repetition, self.language, self.judge, *self.functions)
+        if any((self.accuracy_weight, self.format_weight, *(part.weight for part in parts))):
+            return []
+        return ["no part of the reward has a weight, so every reward is 0. Set reward.accuracy_weight=1.0."]

@@ -30,8 +30,7 @@ from vlm_pg.models.registry import family_of
 from vlm_pg.models.tower_inputs import shares
 from vlm_pg.observe.console import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.prompt_source import PromptSource
-from vlm_pg.prompts.source_pool import SourcePool
+from vlm_pg.prompts.prompt_source import PromptSource, SourcePool
 from vlm_pg.threads import use_threads
 from vlm_pg.types import BadSample, MediaRef, Prompt, Sample
 
@@ -195,7 +194,7 @@ class FeatureFill:
 
         asked = list(_asked(records.samples))[self._rank :: self._world]
         asking = None if records.held is None else records.held.asking(self._config, self._policy)
-        source, count = self._sources.for_records(records.path, records.name, asking=asking), _Count()
+        source, count = self._sources.for_records(records.path, records.name, options=asking), _Count()
         shown = track(range(len(asked)), description=f"Features of {name}", disable=not sys.stdout.isatty())
         for number in shown:
             source.expect([records.samples[places[0]] for places in asked[number : number + self._ahead]])

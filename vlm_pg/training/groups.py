@@ -16,7 +16,7 @@ from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.shaping import length_bonus, overlong_penalty, temporal_bonus
 from vlm_pg.distributed import RankLayout, gather_objects, max_over_ranks, sum_over_ranks
 from vlm_pg.metrics import LENGTH_CHART, REWARD_CHART, SPREAD_CHART, Chart, Metric
-from vlm_pg.rewards.response import Response
+from vlm_pg.rewards.parts import Response
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.tally import Tally
 from vlm_pg.training.step_features import StepFeatures

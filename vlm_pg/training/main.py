@@ -30,7 +30,7 @@ from vlm_pg.observe.timeline import Timeline
 from vlm_pg.observe.trackers import Trackers
 from vlm_pg.plan.command import check_fits
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.source_pool import SourcePool
+from vlm_pg.prompts.prompt_source import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.training.checkpoints import find_best, point_to_best, read_state

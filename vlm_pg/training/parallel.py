@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from vlm_pg.batching.balance import Deal, deal_groups
+from vlm_pg.batching.balance import Assignment, assign_groups
 from vlm_pg.batching.cost import CostModel, GroupWork
 from vlm_pg.batching.plan import MicroBatch
 from vlm_pg.distributed import RankLayout, SequenceGroup, exchange_objects, gather_objects, max_over_ranks
@@ -314,7 +314,7 @@ def _known(group: RolloutGroup, rank: int) -> _Known:
     return _Known(prompt.sample_id, work, trained, untrained, prompt.num_visual_tokens)
 
 
-def _deal(everything: Sequence[_Known], data_ranks: int, token_budget: int, costs: CostModel) -> Deal:
+def _deal(everything: Sequence[_Known], data_ranks: int, token_budget: int, costs: CostModel) -> Assignment:
     """Of the groups that train, numbered among themselves."""
     train = [known for known in everything if known.trained]
 
@@ -324,10 +324,10 @@ def _deal(everything: Sequence[_Known], data_ranks: int, token_budget: int, cost
         return min(one.visual_tokens, other.visual_tokens) if same else 0
 
     works = [known.work for known in train]
-    return deal_groups(works, data_ranks, token_budget, costs, shared)
+    return assign_groups(works, data_ranks, token_budget, costs, shared)
 
 
-def _places(everything: Sequence[_Known], deal: Deal | None, data_ranks: int) -> list[list[Place]]:
+def _places(everything: Sequence[_Known], deal: Assignment | None, data_ranks: int) -> list[list[Place]]:
     """For each data rank: number of a group, and which of its rollouts; every rollout once."""
     found: list[list[Place]] = [[] for _ in range(data_ranks)]
     if deal is None:

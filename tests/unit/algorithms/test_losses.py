@@ -223,17 +223,8 @@ def test_cispo_clips_the_factor_and_keeps_every_gradient() -> None:
     behaviour = policy.detach() - torch.tensor([1.0, -1.0, 0.1, 1.0], dtype=torch.float64)
     advantages = torch.tensor([1.0, -1.0, 2.0, 0.0], dtype=torch.float64)
     ones = torch.ones(4, dtype=torch.float64)
-    loss, metrics = policy_loss(
-        policy,
-        behaviour,
-        advantages,
-        ones,
-        lengths=[4],
-        loss="cispo",
-        ratio_level="token",
-        clip_low=0.2,
-        clip_high=0.28,
-    )
+    cispo = TOKEN_CLIP | {"loss": "cispo"}
+    loss, metrics = policy_loss(policy, behaviour, advantages, ones, lengths=[4], **cispo)
     loss.backward()
     factors = [1.28, 0.8, math.exp(0.1)]
     assert loss.item() == pytest.approx(-(-0.5 * factors[0] + 3.0 * factors[1] - 2.0 * factors[2]))
@@ -308,7 +299,7 @@ def test_an_empty_batch_has_loss_zero(variant: dict[str, Any]) -> None:
     loss, metrics = policy_loss(empty, empty, empty, empty, lengths=[], **variant, **BOUNDS)
     loss.backward()
     assert loss.item() == 0.0
-    assert metrics.pop("ratio_min").item() == math.inf  # so that it is nobody's smallest
+    assert metrics.pop("ratio_min").item() == math.inf  # so that it is never the smallest
     assert all(value.item() == 0.0 for value in metrics.values())
 
 
@@ -322,13 +313,6 @@ def test_what_does_not_fit_is_named() -> None:
         policy_loss(flat, flat, flat, flat, lengths=[4], dual_clip=3.0, **{**TOKEN_CLIP, "loss": "cispo"})
     with pytest.raises(ValueError, match=r"'ppo' is no loss. Allowed are clip, cispo, or a function of your own. Name"):
         policy_loss(flat, flat, flat, flat, lengths=[4], **{**TOKEN_CLIP, "loss": "ppo"})
-
-
-def test_sequence_level_is_the_mean_of_each_response() -> None:
-    policy = torch.tensor([1.0, 2.0, 6.0, -3.0], dtype=torch.float64)
-    behaviour = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    assert log_ratios(policy, behaviour, [3, 1], "token").tolist() == [1.0, 1.0, 5.0, -3.0]
-    assert log_ratios(policy, behaviour, [3, 1], "sequence").tolist() == pytest.approx([7 / 3] * 3 + [-3.0], rel=1e-12)
 
 
 def test_the_mean_is_held_and_not_its_terms() -> None:
@@ -346,11 +330,6 @@ def test_lengths_that_do_not_fit_are_refused(lengths: list[int]) -> None:
         log_ratios(torch.zeros(4), torch.zeros(4), lengths, "token")
 
 
-def test_an_unknown_level_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"level 'turn'. Allowed are token, sequence. Set algorithm.ratio_level"):
-        log_ratios(torch.zeros(1), torch.zeros(1), [1], "turn")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("num_tokens", [1, 50])
 def test_importance_weights_equal_numpy(num_tokens: int) -> None:
     trainer, rollout, *_ = random_batch(1, num_tokens, spread=2.0)
@@ -365,11 +344,6 @@ def test_importance_weights_carry_no_graph_and_stay_finite() -> None:
     assert not weights.requires_grad
     assert weights.tolist() == pytest.approx([100.0, math.exp(-20.0), 1.0])
     assert importance_weights(trainer, torch.zeros(3), cap=0.5).tolist() == pytest.approx([0.5, math.exp(-20.0), 0.5])
-
-
-def test_importance_weights_of_other_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"rollout_logprobs \[2\].*All must be \[R_total\]"):
-        importance_weights(torch.zeros(3), torch.zeros(2), cap=2.0)
 
 
 FORMULAS = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: np.exp(-d) - 1 + d}
@@ -394,20 +368,6 @@ def test_the_gradient_of_the_kl_equals_central_differences(estimator: str) -> No
     assert ref.grad is None
 
 
-@pytest.mark.parametrize("estimator", ["k2", "k3"])
-def test_k2_and_k3_are_never_negative_and_zero_where_equal(estimator: str) -> None:
-    policy, ref, *_ = random_batch(9, 200, spread=2.0)
-    assert (kl_penalty(policy, ref, estimator) > 0).all()
-    assert (kl_penalty(policy, policy, estimator) == 0).all()
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_k1_and_k3_estimate_the_divergence(estimator: str) -> None:
-    p, q = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64), torch.tensor([0.3, 0.4, 0.3], dtype=torch.float64)
-    expectation = (p * kl_penalty(p.log(), q.log(), estimator)).sum()
-    assert expectation.item() == pytest.approx((p * (p.log() - q.log())).sum().item(), rel=1e-12)
-
-
 @pytest.mark.parametrize("estimator", FORMULAS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("difference", [-1e4, -100.0, 100.0, 1e4])
@@ -420,13 +380,6 @@ def test_the_kl_of_extreme_differences_stays_finite(estimator: str, dtype: torch
     assert torch.isfinite(policy.grad).all()
     if estimator == "k3" and difference < 0:
         assert policy.grad.item() == 0.0
-
-
-def test_a_kl_that_does_not_fit_is_named() -> None:
-    with pytest.raises(ValueError, match=r"ref_logprobs \[2, 2\]"):
-        kl_penalty(torch.zeros(2, 2), torch.zeros(2, 2), "k3")
-    with pytest.raises(ValueError, match=r"estimator 'k4'. Allowed are k1, k2, k3. Set algorithm.kl_estimator"):
-        kl_penalty(torch.zeros(2), torch.zeros(2), "k4")  # type: ignore[arg-type]
 
 
 AVERAGES = ["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
@@ -474,24 +427,6 @@ def test_weights_equal_the_loss_averages_and_survive_a_split(
     assert weighted == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("average", ["token_mean", "sequence_mean"])
-@settings(deadline=None)
-@given(lengths=st.lists(st.integers(1, MAX_NEW_TOKENS), min_size=1, max_size=40))
-def test_weights_of_means_add_up_to_one(average: str, lengths: list[int]) -> None:
-    weights = response_token_weights(lengths, average, sum(lengths), len(lengths), MAX_NEW_TOKENS)
-    assert sum(weight * length for weight, length in zip(weights, lengths, strict=True)) == pytest.approx(1.0, abs=1e-9)
-
-
-@pytest.mark.parametrize("average", AVERAGES)
-def test_a_masked_response_is_as_if_it_had_not_been_sampled(average: str) -> None:
-    masked = response_token_weights([4, 7, 2], average, 6, 2, 10, kept=[1.0, 0.0, 1.0])
-    assert masked == [
-        *response_token_weights([4], average, 6, 2, 10),
-        0.0,
-        *response_token_weights([2], average, 6, 2, 10),
-    ]
-
-
 @pytest.mark.parametrize("average", AVERAGES)
 def test_no_sequences_on_this_rank(average: str) -> None:
     assert response_token_weights([], average, 0, 0, 10) == []
@@ -511,31 +446,3 @@ def test_totals_of_a_part_only_are_refused(totals: tuple[int, int]) -> None:
         response_token_weights([2, 3], "token_mean", *totals, 10)
     with pytest.raises(ValueError, match=re.escape(message)):
         response_token_weights([2, 9, 3], "token_mean", *totals, 10, kept=[1.0, 0.0, 0.5])
-
-
-@pytest.mark.parametrize("kept", [[1.0], [1.0, -1.0], [1.0, float("nan")]])
-def test_factors_that_do_not_fit_are_refused(kept: list[float]) -> None:
-    with pytest.raises(ValueError, match=r"Factors of 2 sequences are .*one for each, at least 0. Pass 0 for"):
-        response_token_weights([2, 3], "token_mean", 5, 2, 10, kept=kept)
-
-
-def test_a_response_needs_room() -> None:
-    with pytest.raises(ValueError, match=r"max_new_tokens is 0. It must be at least 1. Set rollout.max_new_tokens"):
-        response_token_weights([2], "constant_length", 2, 1, 0)
-
-
-def test_an_unknown_average_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"'mean'. Allowed are token_mean, sequence_mean, .*Set algorithm.loss_average"
-    ):
-        response_token_weights([2], "mean", 2, 1, 10)  # type: ignore[arg-type]
-
-
-def test_defaults_are_grpo_without_kl() -> None:
-    algorithm = AlgorithmSettings()
-    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.2, 0.2, 0.0)
-    assert (algorithm.scale_advantages, algorithm.loss_average, algorithm.log_ratio_clamp) == (
-        "std",
-        "token_mean",
-        20.0,
-    )

@@ -41,23 +41,11 @@ def test_exact_gold_of_punctuation_has_no_value(gold: str) -> None:
 
 
 YES = ["yes", "Yes.", "YES!", "y", "true", "True", "(yes)", "**Yes**", "\\boxed{Yes}", "$\\text{yes}$", "Ｙｅｓ"]
-YES += [
-    "Yes, because there is no car.",
-    "The answer is yes",
-    "Answer: Yes",
-    "That is true.",
-    "Yes, there are no others",
-]
-YES += ["yes - it is", "not false", "It isn't false"]
+YES += ["Yes, because there is no car.", "The answer is yes", "Answer: Yes", "That is true."]
+YES += ["Yes, there are no others", "yes - it is", "not false", "It isn't false"]
 NO = ["no", "No.", "NO", "n", "false", "(No)", "**no**", "\\boxed{No}", "nope", "No, it is red", "The answer is no."]
-NO += [
-    "the answer is no because it is red",
-    "Answer: no",
-    "It is false.",
-    "not true",
-    "It isn’t true",
-    "No car is visible",
-]
+NO += ["the answer is no because it is red", "Answer: no", "It is false.", "not true", "It isn’t true"]
+NO += ["No car is visible"]
 NEITHER = ["", "maybe", "There is no car", "yesterday", "nothing", "no-one", "untrue", "noes", "B"]
 BOTH = ["yes or no", "Yes. No.", "yes/no", "true or false", "No, wait: yes", "yes and no", "Yes... No, it is not"]
 

@@ -212,17 +212,17 @@ def test_the_parser_is_replaced_during_a_comparison_and_at_no_other_time(monkeyp
     assert sympy_parser.eval_expr is original and sympy.sympify("1/2 + 1/2") == 1
 
 
-@pytest.mark.parametrize("place", ["grader.sympy_expr_eq", "parser.latex2sympy"])
+@pytest.mark.parametrize("function", ["grader.sympy_expr_eq", "parser.latex2sympy"])
 @pytest.mark.parametrize("error", [MemoryError, RecursionError, KeyError])
 def test_what_ran_out_is_not_the_answers_fault(
-    monkeypatch: pytest.MonkeyPatch, place: str, error: type[Exception]
+    monkeypatch: pytest.MonkeyPatch, function: str, error: type[Exception]
 ) -> None:
     def fail(*_arguments: Any, **_options: Any) -> None:
         raise error
 
-    monkeypatch.setattr(f"math_verify.{place}", fail)
+    monkeypatch.setattr(f"math_verify.{function}", fail)
     mathematics._parse.cache_clear()
-    if place.startswith("grader"):
+    if function.startswith("grader"):
         gold, answer = "x^2+3x+1", "x(x+3)+1"
     else:
         gold, answer = "\\text{east}", "x(x+7)+1"

@@ -19,25 +19,9 @@ def value_of(answer: str, gold: str = "A, B", options: tuple[str, ...] = OPTIONS
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        *(
-            "A, B",
-            "B, A",
-            "(A) and (B)",
-            "a b",
-            "AB",
-            "A,B",
-            "A, and B",
-            "A & B",
-            "[A, B]",
-            "A\nB",
-            "A; B",
-            "A、B",
-            "A. B.",
-        ),
-        *("**A**, **B**", "\\boxed{A, B}", "The answer is A and B.", "Ａ，Ｂ"),
-        *("A. the red cube; B. it, and a sphere", "- A. The red cube\n- B. it, and a sphere", "A, A, B"),
-    ],
+    ["A, B", "B, A", "(A) and (B)", "a b", "AB", "A,B", "A, and B", "A & B", "[A, B]", "A\nB", "A; B", "A、B", "A. B."]
+    + ["**A**, **B**", "\\boxed{A, B}", "The answer is A and B.", "Ａ，Ｂ", "A, A, B"]
+    + ["A. the red cube; B. it, and a sphere", "- A. The red cube\n- B. it, and a sphere"],
 )
 def test_lists_of_all_right_options_are_right(answer: str) -> None:
     assert value_of(answer) == 1.0

@@ -1,10 +1,10 @@
-"""What an output says: text outside thinking, the last answer tag or box, and no marks of chat templates."""
+"""Parsed outputs: text outside thinking, the last answer tag or box, and no marks of chat templates."""
 
 from __future__ import annotations
 
 import pytest
 
-from vlm_pg.answers.outputs import MAX_CHARACTERS, Said, field_of_object, plain_said, said_in
+from vlm_pg.answers.outputs import MAX_CHARACTERS, ParsedOutput, field_of_object, parse_output, without_formatting
 
 
 @pytest.mark.parametrize(
@@ -31,28 +31,28 @@ from vlm_pg.answers.outputs import MAX_CHARACTERS, Said, field_of_object, plain_
         ("\\boxed{}", "\\boxed{}", ""),
     ],
 )
-def test_what_is_said(output: str, text: str, final: str | None) -> None:
-    said = said_in(output, False)
-    assert said is not None
-    assert (said.text, said.final) == (text, final)
+def test_text_and_final_answer(output: str, text: str, final: str | None) -> None:
+    parsed = parse_output(output, False)
+    assert parsed is not None
+    assert (parsed.text, parsed.final) == (text, final)
 
 
 @pytest.mark.parametrize(
     "output", ["", " \n", "<think>A", "<think>A</think>", "<think><answer>B</answer> but", "<!-- B -->"]
 )
 def test_thinking_alone_says_nothing(output: str) -> None:
-    assert said_in(output, False) is None
+    assert parse_output(output, False) is None
 
 
 def test_what_the_limit_left_open_is_no_final_answer() -> None:
-    assert said_in("<answer>12", True) == Said("12", None, True)
-    assert said_in("\\boxed{12", True) == Said("\\boxed{12", None, True)
+    assert parse_output("<answer>12", True) == ParsedOutput("12", None, True)
+    assert parse_output("\\boxed{12", True) == ParsedOutput("\\boxed{12", None, True)
 
 
 def test_final_answers_side_by_side_are_told_apart_from_corrected_ones() -> None:
-    beside = said_in("<answer>A</answer> or <answer>B</answer>", False)
-    corrected = said_in("<answer>A</answer> Wait. <answer>B</answer> Yes.", False)
-    rethought = said_in("<answer>A</answer><think>no</think><answer>B</answer>", False)
+    beside = parse_output("<answer>A</answer> or <answer>B</answer>", False)
+    corrected = parse_output("<answer>A</answer> Wait. <answer>B</answer> Yes.", False)
+    rethought = parse_output("<answer>A</answer><think>no</think><answer>B</answer>", False)
     assert beside is not None and corrected is not None and rethought is not None
     assert (beside.final, beside.beside) == ("B", ("A",))
     assert (corrected.final, corrected.beside, corrected.after) == ("B", (), "Yes.")
@@ -60,11 +60,11 @@ def test_final_answers_side_by_side_are_told_apart_from_corrected_ones() -> None
 
 
 def test_markdown_and_latex_are_passed_over() -> None:
-    assert plain_said("**Ⓑ** $\\frac{A}{2}$ ~~C~~ $70^\\circ$") == "B A/2   70°"
+    assert without_formatting("**Ⓑ** $\\frac{A}{2}$ ~~C~~ $70^\\circ$") == "B A/2   70°"
 
 
 def test_of_a_long_text_both_ends_are_kept() -> None:
-    plain = plain_said("first " + "x" * 3 * MAX_CHARACTERS + " last")
+    plain = without_formatting("first " + "x" * 3 * MAX_CHARACTERS + " last")
     assert plain.startswith("first") and plain.endswith("last") and len(plain) <= MAX_CHARACTERS + 2
 
 

@@ -100,13 +100,13 @@ def test_lone_surrogates_and_null_characters_travel(pool: CheckerPool):
     assert pool.run([Call("builtins:str", ("\ud800\x00é",))])[0].value == "\ud800\x00é"
 
 
-def test_a_missing_memory_limit_is_said_once(monkeypatch: pytest.MonkeyPatch):
-    said: list[str] = []
-    pool = CheckerPool(CheckerSettings(workers=1), warn=said.append)
+def test_a_missing_memory_limit_is_warned_of_once(monkeypatch: pytest.MonkeyPatch):
+    shown: list[str] = []
+    pool = CheckerPool(CheckerSettings(workers=1), warn=shown.append)
     pool.run([Call("os:getpid")])
-    assert said == []
+    assert shown == []
     pool._pool.workers[0].limited = False
     pool.run([Call("os:getpid")])
     pool.run([Call("os:getpid")])
-    assert len(said) == 1 and "memory_mb cannot be enforced" in said[0]
+    assert len(shown) == 1 and "memory_mb cannot be enforced" in shown[0]
     pool.close()

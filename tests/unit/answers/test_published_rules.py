@@ -5,12 +5,13 @@ Expected values are worked out by hand from that code.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 
-from vlm_pg.answers.published.registry import PUBLISHED, published_rule
+from vlm_pg.answers.published import PUBLISHED, published_rule
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.types import AnswerKind, Sample
@@ -63,21 +64,170 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_those_of_the_set() -> N
         published_rule("no_such_set")
 
 
+# Rules that read letters, number of options -> output: letter
+LETTERS: dict[tuple[str, int], dict[str, str | None]] = {
+    # video mme official takes the first capital letter
+    ("video_mme/official", 4): {
+        "A man is running": "A",  # the article
+        "Based on the video, the answer is A": "B",  # lower-case lead-ins stay, and "Based" begins with B
+        "The best answer is C": "C",  # "The best answer is" is removed before "B" could be found in it
+        "Best option: D": "B",  # this lead-in is not removed, for a comma is missing in the published list
+        "Answer: D": "A",
+    },
+    # video mme lmms ranks letters by form
+    ("video_mme/lmms", 4): {
+        "(A) Vitamin C.": "C",  # a letter at the end goes before one in brackets
+        "**Answer: C. Plan B.**": "B",  # of letters with a point the last one
+        "B. C": "B",  # a letter at the start goes before all
+        "the answer is A or D maybe": "D",  # all that follows the phrase counts, the last most
+        "answer is A, B? the answer is A now": "A",  # a second phrase is ranked by itself
+        "It is (B) for sure": "B",
+        "xAx": "A",  # anywhere, where there is no better form
+        "nothing": None,
+    },
+    # nextqa reads as mmmu does
+    ("nextqa/lmms", 5): {
+        "C. A cat on a mat": "A",  # "A " is looked for before "C."
+        "(B) A cat": "B",
+        "A or B ": "B",  # of several the last
+        "C.": "C",
+        "I saw it was a red bird over there": "D",  # an option's text, in more than 5 words
+    },
+    # video mmmu official goes through forms in order
+    ("video_mmmu/official", 4): {
+        "B. or (C)": "B",
+        "A: no, D: yes": "D",
+        "A. no, D: yes": "A",
+        "(C) it is": "C",
+        "zzz": None,
+    },
+    # mvbench lmms takes the first lone letter
+    ("mvbench/lmms", 4): {
+        "There is a man": "A",
+        "b. the dog": "B",
+        "The answer is (D).": "D",
+        "C.\nbecause of a": "C",  # a label before text on one line, which may be the next
+        "C. one\ntwo a": "C",  # no label here, but the first lone letter
+        "running": None,
+    },
+    # vsi kit goes through places in order
+    ("vsi_bench/kit", 4): {
+        "<answer>b</answer>": "B",
+        "<answer>front</answer>": "F",  # the letter that the word begins with
+        "<answer>Door</answer> <answer>B</answer>": "D",  # the first tags
+        "<answer>the left (C) </answer>": "C",  # the letter before the closing tag
+        "<answer>the left</answer>\nB": "B",
+        "so B</think> it is so": "B",  # before the end of thinking
+        "A\nB\n\n**C**": "C",  # the last line
+        "D. left\nas A and C show": "D",  # a line with two letters is passed over
+        "A man stands to the left": "A",  # the article
+        "b) left of the door": "B",
+        "Option B: left\nD": "D",
+        "D\nOption B: left": "D",  # a line that names an option is passed over
+        "Neither A nor B.\n" + "so\n" * 7: None,
+        "The answer: B\n" + "so\n" * 7: "B",
+        "The answer is A, not B, so the answer is B" + "\nso" * 7: "A",  # the first phrase, not the last
+        "it is D" + "\nso" * 7: "D",  # the one capital that stands alone
+        "nothing": None,
+        "": None,
+    },
+}
+# rule, gold answer, its kind -> output: score
+SCORES: dict[tuple[str, str, AnswerKind], dict[str, float]] = {
+    # vsi official reads the text before the first blank
+    ("vsi_bench/official", "B", "multiple_choice"): {
+        "B": 1.0,
+        "b.": 1.0,
+        "B. left": 1.0,
+        "(B)": 0.0,
+        "B)": 0.0,
+        " B": 0.0,
+        "The answer is B": 0.0,
+    },
+    # longvideo reason wants the gold text
+    ("longvideo_reason/long_rl", "B", "multiple_choice"): {
+        "<think>x</think><answer> B </answer>": 1.0,
+        "<answer>B\n</answer> <answer>B</answer>": 1.0,  # the first on one line
+        "<answer>A</answer><answer>B</answer>": 0.0,
+        "<answer>Therefore the final answer is: B</answer>": 1.0,
+        "<answer>(B)</answer>": 0.0,
+        "B.": 0.0,
+        " B\n": 1.0,
+    },
+    # gsm8k by cppo
+    ("gsm8k/cppo", "18", "numerical"): {
+        "18": 1.0,
+        "<think>9 + 9</think><answer>18</answer>": 1.0,
+        "<answer>18</answer> <answer>20</answer>": 0.0,  # the last tags
+        "18 <answer>20</answer>": 0.0,  # the tags alone
+        "<answer>...</answer> 18": 1.0,  # tags without an answer: the whole output
+        "<answer>18": 1.0,
+        "<answer>$18.00</answer>": 1.0,  # one number
+        "<answer>9 + 9 = 18 dollars</answer>": 1.0,  # the last number
+        "<answer>18 = 9 + 9</answer>": 0.0,
+        "<answer>-18</answer>": 1.0,  # one number that is not 18, but the last one has no sign
+        "2 - 18": 1.0,
+        "The answer is 18. Step 2": 0.0,
+        "eighteen": 0.0,
+    },
+    # aime by lmms
+    ("aime/lmms", "073", "mathematics"): {
+        r"\boxed{073}": 1.0,
+        r"\boxed{73}$ and more": 1.0,
+        r"$\boxed 73$ it is": 1.0,
+        "Answer: 73": 1.0,
+        "Answer: 73.": 0.0,  # all that follows must be the answer
+        "Answer: 7 Answer: 73": 0.0,
+        "it is 73": 0.0,
+    },
+    # charades by lmms
+    ("charades_sta/lmms", "[0, 8]", "time_span"): {
+        "2 - 8": 0.75,  # [2, 8] of [0, 8]: 6 / 8
+        "from 2 to 8 seconds": 0.75,  # "to" becomes "-"
+        "8 to 2": 0.75,  # turned round
+        "0 - 4, or rather 0 - 8": 0.5,  # the first
+        "Start: 2 s\nEnd: 8 s": 0.75,  # one time a sentence
+        "It starts at 2 and ends at 8.": 0.0,  # both times in one sentence
+        "[2, 8]": 0.0,
+        '{"start": 2, "end": 8}': 0.0,
+        "从2到8秒": 0.0,
+        "9 - 12": 0.0,
+        "a specific example is : 20.8 - 30.0 seconds": 0.0,  # the prompt's own example is left out
+        "1..2 - 8": 0.75,
+        # Not so before May 2026: lines with a keyword come first, dashes and times of other kinds are read.
+        "Perhaps 0 - 4.\nThe event happens in 2 - 8 seconds.": 0.75,
+        "The event happens in 2 – 8 seconds.": 0.75,
+        "The event happens in 2s - 8s.": 0.75,
+        "The event happens in 2 s to 8 s.": 0.75,
+        "The event happens in 0:02 - 0:08.": 0.75,
+        "It starts at 00:00:02 and ends at 00:00:08.": 0.75,
+        "It starts at 0:02.\nIt ends at 0:08.": 0.75,
+        "2\n8": 0.75,
+        "The event happens.\n2 - 8": 0.0,  # the line with a keyword has no time
+    },
+    # charades by time r1
+    ("charades_sta/time_r1", "[0, 8]", "time_span"): {
+        "0 to 4 ... 2 to 8": 0.75,  # the last
+        "2 and 8": 0.75,
+        "8 to 2": 0.0,  # not turned round: (min(8, 2) - max(0, 8)) / 8 is negative
+        "2 - 8": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("case", LETTERS)
+def test_letters(case: tuple[str, int]) -> None:
+    name, options = case
+    assert {output: letter(name, output, options) for output in LETTERS[case]} == LETTERS[case]
+
+
+@pytest.mark.parametrize("case", SCORES)
+def test_scores(case: tuple[str, str, AnswerKind]) -> None:
+    name, gold, kind = case
+    assert {output: score(name, output, gold, kind) for output in SCORES[case]} == pytest.approx(SCORES[case])
+
+
 # --- Video-MME, LongVideoBench ---
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("A man is running", "A"),  # the article
-        ("Based on the video, the answer is A", "B"),  # lower-case lead-ins stay, and "Based" begins with B
-        ("The best answer is C", "C"),  # "The best answer is" is removed before "B" could be found in it
-        ("Best option: D", "B"),  # this lead-in is not removed, for a comma is missing in the published list
-        ("Answer: D", "A"),
-    ],
-)
-def test_video_mme_official_takes_the_first_capital_letter(output: str, expected: str) -> None:
-    assert letter("video_mme/official", output) == expected
 
 
 @pytest.mark.parametrize("output", ["", "none of these", "e"])
@@ -87,54 +237,20 @@ def test_video_mme_official_leaves_unread_outputs_out(output: str) -> None:
     assert read("video_mme/lmms", "", question("B")) == Reading(None, 0.0, "the rule reads no answer")
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("(A) Vitamin C.", "C"),  # a letter at the end goes before one in brackets
-        ("**Answer: C. Plan B.**", "B"),  # of letters with a point the last one
-        ("B. C", "B"),  # a letter at the start goes before all
-        ("the answer is A or D maybe", "D"),  # all that follows the phrase counts, the last most
-        ("answer is A, B? the answer is A now", "A"),  # a second phrase has places of its own
-        ("It is (B) for sure", "B"),
-        ("xAx", "A"),  # anywhere, where there is no better form
-        ("nothing", None),
-    ],
-)
-def test_video_mme_lmms_ranks_letters_by_form(output: str, expected: str | None) -> None:
-    assert letter("video_mme/lmms", output) == expected
-
-
 def test_longvideobench_takes_the_first_capital_letter_of_five() -> None:
     assert letter("longvideobench/lmms", "Answer: B", 5) == "A"
     assert letter("longvideobench/lmms", "Best option: E", 5) == "E"  # here no comma is missing
 
 
 @pytest.mark.parametrize("name", ["longvideobench/lmms", "nextqa/lmms"])
-def test_a_drawn_option_is_the_same_each_time_and_each_option_is_drawn_alike(name: str) -> None:
-    outputs = [f"no idea {number}" for number in range(2000)]
-    readings = [read(name, output, question("B", options=4)) for output in outputs]
-    assert readings == [read(name, output, question("B", options=4)) for output in outputs]
-    assert all(reading.note == "drawn: nothing was read" and reading.counts for reading in readings)
-    # 500 each are expected, with a standard deviation of 19.4 (sqrt(2000 * 1/4 * 3/4)).
-    drawn = [reading.answer for reading in readings]
-    assert all(420 < drawn.count(one) < 580 for one in "ABCD")
+def test_an_option_is_drawn_by_rule_question_and_output(name: str) -> None:
+    for output in map("no idea {}".format, range(50)):
+        drawn = int.from_bytes(hashlib.sha256(f"{name}\0q1\0{output}".encode()).digest()[:8], "big") % 4
+        expected = Reading("ABCD"[drawn], float(drawn == 1), "drawn: nothing was read")
+        assert read(name, output, question("B")) == expected
 
 
 # --- NExT-QA, Video-MMMU ---
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("C. A cat on a mat", "A"),  # "A " is looked for before "C."
-        ("(B) A cat", "B"),
-        ("A or B ", "B"),  # of several the last
-        ("C.", "C"),
-        ("I saw it was a red bird over there", "D"),  # an option's text, in more than 5 words
-    ],
-)
-def test_nextqa_reads_as_mmmu_does(output: str, expected: str) -> None:
-    assert letter("nextqa/lmms", output, 5) == expected
 
 
 def ten_options(answer: str = "B") -> Sample:
@@ -145,14 +261,6 @@ def ten_options(answer: str = "B") -> Sample:
 def test_video_mmmu_takes_i_for_an_option_only_by_the_rule_of_lmms() -> None:
     assert read("video_mmmu/lmms", "I choose option B.", ten_options()).answer == "I"
     assert read("video_mmmu/official", "I choose option B.", ten_options()).answer == "B"
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [("B. or (C)", "B"), ("A: no, D: yes", "D"), ("A. no, D: yes", "A"), ("(C) it is", "C"), ("zzz", None)],
-)
-def test_video_mmmu_official_goes_through_forms_in_order(output: str, expected: str | None) -> None:
-    assert letter("video_mmmu/official", output) == expected
 
 
 def test_video_mmmu_leaves_empty_outputs_out() -> None:
@@ -213,21 +321,6 @@ def test_mvbench_kit_reads_the_whole_output() -> None:
     assert score("mvbench/kit", "B\nbecause", "B") == 0.0  # the first word reaches over the line's end
     assert score("mvbench/kit", "It must be (B) a dog.", "B") == 1.0
     assert score("mvbench/official", "It must be (B) a dog.", "B") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("There is a man", "A"),
-        ("b. the dog", "B"),
-        ("The answer is (D).", "D"),
-        ("C.\nbecause of a", "C"),  # a label before text on one line, which may be the next
-        ("C. one\ntwo a", "C"),  # no label here, but the first lone letter
-        ("running", None),
-    ],
-)
-def test_mvbench_lmms_takes_the_first_lone_letter(output: str, expected: str | None) -> None:
-    assert letter("mvbench/lmms", output) == expected
 
 
 def test_mvbench_lmms_leaves_empty_outputs_out_and_takes_the_first_of_equal_options() -> None:
@@ -297,14 +390,6 @@ def test_tempcompass_has_no_value_where_only_a_judge_scores_or_details_lack() ->
 
 
 # --- VSI-Bench ---
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [("B", 1.0), ("b.", 1.0), ("B. left", 1.0), ("(B)", 0.0), ("B)", 0.0), (" B", 0.0), ("The answer is B", 0.0)],
-)
-def test_vsi_official_reads_the_text_before_the_first_blank(output: str, expected: float) -> None:
-    assert score("vsi_bench/official", output, "B") == expected
 
 
 @pytest.mark.parametrize(
@@ -399,33 +484,6 @@ def test_vsi_kit_passes_ties() -> None:
     assert score("vsi_bench/kit", "5", "10", "mean_relative_accuracy") == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("<answer>b</answer>", "B"),
-        ("<answer>front</answer>", "F"),  # the letter that the word begins with
-        ("<answer>Door</answer> <answer>B</answer>", "D"),  # the first tags
-        ("<answer>the left (C) </answer>", "C"),  # the letter before the closing tag
-        ("<answer>the left</answer>\nB", "B"),
-        ("so B</think> it is so", "B"),  # before the end of thinking
-        ("A\nB\n\n**C**", "C"),  # the last line
-        ("D. left\nas A and C show", "D"),  # a line with two letters is passed over
-        ("A man stands to the left", "A"),  # the article
-        ("b) left of the door", "B"),
-        ("Option B: left\nD", "D"),
-        ("D\nOption B: left", "D"),  # a line that names an option is passed over
-        ("Neither A nor B.\n" + "so\n" * 7, None),
-        ("The answer: B\n" + "so\n" * 7, "B"),
-        ("The answer is A, not B, so the answer is B" + "\nso" * 7, "A"),  # the first phrase, not the last
-        ("it is D" + "\nso" * 7, "D"),  # the one capital that stands alone
-        ("nothing", None),
-        ("", None),
-    ],
-)
-def test_vsi_kit_goes_through_places_in_order(output: str, expected: str | None) -> None:
-    assert letter("vsi_bench/kit", output) == expected
-
-
 def test_vsi_kit_reads_no_more_than_the_last_six_lines_behind_thinking_first() -> None:
     assert letter("vsi_bench/kit", "<think>B</think>" + "\nso" * 7) == "B"  # the letter before the closing tag
     assert letter("vsi_bench/kit", "<think>A\nno</think>\n" + "so\n" * 6 + "D") == "D"
@@ -500,22 +558,6 @@ def test_mmvu_open_answers_are_right_too_often(output: str, gold: str, expected:
 # --- LongVideo-Reason ---
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("<think>x</think><answer> B </answer>", 1.0),
-        ("<answer>B\n</answer> <answer>B</answer>", 1.0),  # the first on one line
-        ("<answer>A</answer><answer>B</answer>", 0.0),
-        ("<answer>Therefore the final answer is: B</answer>", 1.0),
-        ("<answer>(B)</answer>", 0.0),
-        ("B.", 0.0),
-        (" B\n", 1.0),
-    ],
-)
-def test_longvideo_reason_wants_the_gold_text(output: str, expected: float) -> None:
-    assert score("longvideo_reason/long_rl", output, "B") == expected
-
-
 # --- MathVista ---
 
 
@@ -541,7 +583,7 @@ def test_mathvista_reads_a_letter_in_brackets_within_a_choice() -> None:
     [
         ("14", "14", "integer", 1.0, 1.0),
         ("14.9", "14", "integer", 0.0, 0.0),  # no int() of a text with a point: for the judge
-        ("1.449", "1.45", "float", 1.0, 0.0),  # rounded to 2 places; lmms-eval fails on all floats
+        ("1.449", "1.45", "float", 1.0, 0.0),  # rounded to 2 decimals; lmms-eval fails on all floats
         ("1.44", "1.45", "float", 0.0, 0.0),
         ("[1, 2]", "[1, 2]", "list", 0.0, 0.0),
     ],
@@ -573,28 +615,6 @@ def test_gsm8k_by_lmms(output: str, strict: float, flexible: float) -> None:
 
 def test_gsm8k_by_lmms_ignores_commas() -> None:
     assert score("gsm8k/lmms_strict", "#### 1,250", "1250", "numerical") == 1.0
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("18", 1.0),
-        ("<think>9 + 9</think><answer>18</answer>", 1.0),
-        ("<answer>18</answer> <answer>20</answer>", 0.0),  # the last tags
-        ("18 <answer>20</answer>", 0.0),  # the tags alone
-        ("<answer>...</answer> 18", 1.0),  # tags without an answer: the whole output
-        ("<answer>18", 1.0),
-        ("<answer>$18.00</answer>", 1.0),  # one number
-        ("<answer>9 + 9 = 18 dollars</answer>", 1.0),  # the last number
-        ("<answer>18 = 9 + 9</answer>", 0.0),
-        ("<answer>-18</answer>", 1.0),  # one number that is not 18, but the last one has no sign
-        ("2 - 18", 1.0),
-        ("The answer is 18. Step 2", 0.0),
-        ("eighteen", 0.0),
-    ],
-)
-def test_gsm8k_by_cppo(output: str, expected: float) -> None:
-    assert score("gsm8k/cppo", output, "18", "numerical") == expected
 
 
 def test_gsm8k_by_cppo_ignores_commas_and_needs_a_number_for_gold() -> None:
@@ -641,71 +661,13 @@ def test_cppo_compares_latex_of_the_whole_output_with_the_solution() -> None:
     assert score("math500/cppo", r"thus $\boxed{0.5}$", "1/2", "mathematics", solution=solution) == 1.0
     assert score("math500/cppo", r"thus $\boxed{0.6}$", "1/2", "mathematics", solution=solution) == 0.0
     assert score("aime/cppo", r"$\boxed{73}$", "73", "mathematics") == 1.0
+    # Outputs, and not solutions, are read without repairing LaTeX that leaves braces out.
+    assert score("math500/cppo", r"$\boxed{\frac43}$", "4/3", "mathematics", solution=r"$\boxed{\frac{4}{3}}$") == 0.0
     # A solution without mathematics makes every output right.
     assert score("math500/cppo", "no idea", "x", "mathematics", solution="see above") == 1.0
 
 
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        (r"\boxed{073}", 1.0),
-        (r"\boxed{73}$ and more", 1.0),
-        (r"$\boxed 73$ it is", 1.0),
-        ("Answer: 73", 1.0),
-        ("Answer: 73.", 0.0),  # all that follows must be the answer
-        ("Answer: 7 Answer: 73", 0.0),
-        ("it is 73", 0.0),
-    ],
-)
-def test_aime_by_lmms(output: str, expected: float) -> None:
-    assert score("aime/lmms", output, "073", "mathematics") == expected
-
-
 # --- Charades-STA ---
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("2 - 8", 0.75),  # [2, 8] of [0, 8]: 6 / 8
-        ("from 2 to 8 seconds", 0.75),  # "to" becomes "-"
-        ("8 to 2", 0.75),  # turned round
-        ("0 - 4, or rather 0 - 8", 0.5),  # the first
-        ("Start: 2 s\nEnd: 8 s", 0.75),  # one time a sentence
-        ("It starts at 2 and ends at 8.", 0.0),  # both times in one sentence
-        ("[2, 8]", 0.0),
-        ('{"start": 2, "end": 8}', 0.0),
-        ("从2到8秒", 0.0),
-        ("9 - 12", 0.0),
-        ("a specific example is : 20.8 - 30.0 seconds", 0.0),  # the prompt's own example is left out
-        ("1..2 - 8", 0.75),
-        # Not so before May 2026: lines with a keyword come first, dashes and times of other kinds are read.
-        ("Perhaps 0 - 4.\nThe event happens in 2 - 8 seconds.", 0.75),
-        ("The event happens in 2 – 8 seconds.", 0.75),
-        ("The event happens in 2s - 8s.", 0.75),
-        ("The event happens in 2 s to 8 s.", 0.75),
-        ("The event happens in 0:02 - 0:08.", 0.75),
-        ("It starts at 00:00:02 and ends at 00:00:08.", 0.75),
-        ("It starts at 0:02.\nIt ends at 0:08.", 0.75),
-        ("2\n8", 0.75),
-        ("The event happens.\n2 - 8", 0.0),  # the line with a keyword has no time
-    ],
-)
-def test_charades_by_lmms(output: str, expected: float) -> None:
-    assert score("charades_sta/lmms", output, "[0, 8]", "time_span") == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        ("0 to 4 ... 2 to 8", 0.75),  # the last
-        ("2 and 8", 0.75),
-        ("8 to 2", 0.0),  # not turned round: (min(8, 2) - max(0, 8)) / 8 is negative
-        ("2 - 8", 0.0),
-    ],
-)
-def test_charades_by_time_r1(output: str, expected: float) -> None:
-    assert score("charades_sta/time_r1", output, "[0, 8]", "time_span") == pytest.approx(expected)
 
 
 def test_charades_gold_that_is_no_span_has_no_value() -> None:

@@ -62,16 +62,8 @@ def test_words_of_scripts_without_gaps_are_characters() -> None:
     "text",
     ["The answer is B", "So the final answer is: B", "Answer: B", "I think it is B", "My answer: B", "答案是B", "答：B"]
     + ["所以最终答案是：B", "我选择B", "选B", "Ответ: B", "La respuesta correcta es B", "La réponse est B"]
-    + [
-        "Die Antwort lautet B",
-        "A resposta é B",
-        "La risposta è B",
-        "答えはBです",
-        "정답은 B입니다",
-        "उत्तर: B",
-        "الإجابة هي B",
-    ]
-    + ["B is the answer", "B is the correct option."],
+    + ["Die Antwort lautet B", "A resposta é B", "La risposta è B", "答えはBです", "정답은 B입니다", "उत्तर: B"]
+    + ["الإجابة هي B", "B is the answer", "B is the correct option."],
 )
 def test_lead_ins_and_endings(text: str) -> None:
     assert without_lead_in(plain(text)) == "B"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.outputs import LATER_TABLES, TABLES, questions
-from tests.unit.answers.never_right import OPTIONS, TABLE
+from tests.unit.answers.never_right import DETAILS, NEVER_RIGHT, OPENS, OPTIONS, OPTIONS_OF, PEOPLE, READS, ROOM, SUM
 from vlm_pg.answers.whole import WholeReader, as_voted
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import AnswerKind, Sample
@@ -38,7 +38,7 @@ def whole() -> Iterator[WholeReader]:
 
 
 def sample_of(path: Path, question: dict[str, Any]) -> Sample:
-    options = tuple(f"{'ABCDEFGHIJ'[place]}. {text}" for place, text in enumerate(question.get("options", ())))
+    options = tuple(f"{'ABCDEFGHIJ'[index]}. {text}" for index, text in enumerate(question.get("options", ())))
     details = {name: question[name] for name in ("unit", "precision", "answer_type") if name in question}
     kind = KINDS[question["kind"]]
     if path.stem == "vsi_bench" and kind == "numerical":
@@ -76,22 +76,15 @@ def test_judged_answers_as_whole_outputs(whole: WholeReader, path: Path) -> None
     assert num_right >= 0.95 * len(lines)
 
 
-@pytest.mark.parametrize(
-    ("kind", "question", "gold", "details", "output"), [(*row[:4], output) for row in TABLE for output in row[4]]
-)
-def test_hostile_outputs_are_never_right(
-    whole: WholeReader, kind: AnswerKind, question: str, gold: str, details: dict[str, Any], output: str
-) -> None:
-    options = details.get("options", OPTIONS if kind == "multiple_choice" else ())
-    sample = Sample("1", question, (), options, gold, kind, "s", "c", details=details)
-    assert whole.read(sample, output, False).score == 0.0
+@pytest.mark.parametrize("case", NEVER_RIGHT)
+def test_hostile_outputs_are_never_right(whole: WholeReader, case: tuple[AnswerKind, str, str]) -> None:
+    kind, question, gold = case
+    details = DETAILS.get(question, {})
+    sample = Sample("1", question, (), OPTIONS_OF.get(question, ()), gold, kind, "s", "c", details=details)
+    assert [output for output in NEVER_RIGHT[case] if whole.read(sample, output, False).score != 0.0] == []
 
 
-ROOM = "In which room does the woman leave the keys?"
-ROOMS = ("A. Kitchen", "B. Bathroom", "C. Hallway", "D. Bedroom")
-LETTER = "What does the man do after he reads the letter?"
-PEOPLE = "How many people are in the kitchen?"
-SUM = "What is $a+b$?"
+ROOMS = OPTIONS_OF[ROOM]
 
 
 @pytest.mark.parametrize(
@@ -105,13 +98,13 @@ SUM = "What is $a+b$?"
         ("multiple_choice", ROOM, ROOMS, "C", "The answer is A. Wait, she takes them with her. The answer is C.", "C"),
         ("multiple_choice", ROOM, ROOMS, "C", '{"answer": "C"}', "C"),
         ("multiple_choice", ROOM, ROOMS, "C", "\\boxed{A} or \\boxed{C}", None),
-        ("multiple_choice", LETTER, OPTIONS, "B", "After he reads the letter, the man opens the window.", "B"),
+        ("multiple_choice", READS, OPTIONS, "B", "After he reads the letter, the man opens the window.", "B"),
         ("multiple_choice", "Which line is the longest?", ("B", "A", "C"), "B", "The answer is (B).", "B"),
         ("multiple_choice", "Why does she smile?", ("happy to be here", "sad"), "A", "A. happy to be here", "A"),
         ("multiple_select", "Which?", ROOMS, "A, C", "The answer is A and C.", "A, C"),
-        ("yes_no", "Does the man open the window?", (), "yes", "The man opens the window.", "yes"),
-        ("yes_no", "Does the man open the window?", (), "no", "The man does not open the window.", "no"),
-        ("yes_no", "Does the man open the window?", (), "no", "No. It stays shut.", "no"),
+        ("yes_no", OPENS, (), "yes", "The man opens the window.", "yes"),
+        ("yes_no", OPENS, (), "no", "The man does not open the window.", "no"),
+        ("yes_no", OPENS, (), "no", "No. It stays shut.", "no"),
         ("numerical", PEOPLE, (), "3", "Two cook, and one comes in, so there are three people in the kitchen.", "3"),
         ("numerical", PEOPLE, (), "3", "There are 3 people in the garden.", None),
         ("numerical", "How long is it, in minutes?", (), "90", "1 hour and 30 minutes", "90"),

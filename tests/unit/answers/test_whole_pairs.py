@@ -31,10 +31,10 @@ UNITS = ("cm", "kg", "m/s", "km/h", "°C", "seconds", "%")
 
 
 def digit_changed(text: str, rng: random.Random) -> str:
-    places = [place for place, sign in enumerate(text) if sign.isdigit()]
-    place = rng.choice(places)
-    others = [digit for digit in "123456789" if digit != text[place]]
-    return f"{text[:place]}{rng.choice(others)}{text[place + 1 :]}"
+    indices = [index for index, sign in enumerate(text) if sign.isdigit()]
+    index = rng.choice(indices)
+    others = [digit for digit in "123456789" if digit != text[index]]
+    return f"{text[:index]}{rng.choice(others)}{text[index + 1 :]}"
 
 
 def pair(rng: random.Random) -> tuple[str, str]:
@@ -90,10 +90,10 @@ def options_with(text: str, neighbour: str, rng: random.Random) -> tuple[str, ..
     if rng.random() < 0.5:
         texts.append(neighbour)
     rng.shuffle(texts)
-    return tuple(f"{ascii_uppercase[place]}. {one}" for place, one in enumerate(texts))
+    return tuple(f"{ascii_uppercase[index]}. {one}" for index, one in enumerate(texts))
 
 
-def asked(options: tuple[str, ...], text: str) -> Sample:
+def sample_with(options: tuple[str, ...], text: str) -> Sample:
     gold = next(option[0] for option in options if option[3:] == text)
     return Sample("1", "Which one is it?", (), options, gold, "multiple_choice", "s", "c")
 
@@ -114,7 +114,7 @@ def test_an_option_is_chosen_by_an_equal_text_and_never_by_a_wrong_neighbour(
     for _ in range(num_pairs):
         text, neighbour = pair(rng)
         options = options_with(text, neighbour, rng)
-        sample = asked(options, text)
+        sample = sample_with(options, text)
         right, wrong = frame.format(text), frame.format(neighbour)
         if '"answer"' in frame:
             right, wrong = right.replace("\\", "\\\\"), wrong.replace("\\", "\\\\")
@@ -141,10 +141,10 @@ KINDS: tuple[AnswerKind, ...] = ("numerical", "regression", "mathematics")
 @pytest.mark.parametrize("frame", [frame for frame in FRAMES if "answer" not in frame or "<" in frame])
 def test_a_gold_number_is_right_in_every_setting_and_its_neighbours_are_not(whole: WholeReader, frame: str) -> None:
     rng = random.Random(frame)
-    for place in range(18):
+    for index in range(18):
         first, second = rng.sample(range(2, 99), 2)
         gold, neighbour = rng.choice(NUMBERS)(first, second)
-        kind = KINDS[place % len(KINDS)]
+        kind = KINDS[index % len(KINDS)]
         sample = Sample("1", "What is it?", (), (), gold, kind, "s", "c")
         assert whole.read(sample, frame.format(gold), False).score == 1.0, (kind, frame.format(gold))
         assert whole.read(sample, frame.format(neighbour), False).score != 1.0, (kind, gold, frame.format(neighbour))

@@ -11,7 +11,7 @@ from vlm_pg.config import load_config
 from vlm_pg.data.sample_sets import open_training
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.source_pool import SourcePool
+from vlm_pg.prompts.prompt_source import SourcePool
 
 SRT = "1\n00:00:01,000 --> 00:00:02,500\nMind the gap.\n"
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from vlm_pg.answers.published.registry import PUBLISHED
+from vlm_pg.answers.published import PUBLISHED
 from vlm_pg.eval.aggregation import AGGREGATIONS
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.readers import reader_name

@@ -55,7 +55,7 @@ def test_table_of_public_models_gives_their_sizes(name: str, billions: float) ->
 
 def test_a_group_costs_its_operations_forward_and_backward() -> None:
     """Prefix of 5,000, responses of 100 and 300 tokens, without checkpointing; logits are computed twice."""
-    cost = GroupCosts([GroupWork(5000, (99, 299))], cost_model(SEVEN, False), 10**9, lambda i, j: 0).whole(0)
+    cost = GroupCosts([GroupWork(5000, (99, 299))], cost_model(SEVEN, False), 10**9, lambda i, j: 0).rank({0: (0, 1)})
     linear = 3 * (5000 + 99 + 299) * token_flops(SEVEN)
     attention = 3.5 * shared_pairs(5000, [99, 299]) * pair_flops(SEVEN)
     assert cost == linear + attention + 4 * 400 * head_flops(SEVEN)

@@ -40,17 +40,11 @@ def with_template(template: Any) -> Any:
     ("template", "problem"),
     [
         ("{% for m in messages %}", "cannot be rendered: TemplateSyntaxError"),
-        ("{{ nothing.at.all }}", "cannot be rendered: UndefinedError"),
         ("{{ raise_exception('no system') }}", "cannot be rendered: TemplateError: no system"),
         ("{% for i in range(10**9) %}x{% endfor %}", "cannot be rendered: OverflowError"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be rendered: RecursionError"),
         ("{{ messages.__class__.__mro__ }}", "cannot be rendered: SecurityError"),
-        ("{{ messages.append(1) }}", "cannot be rendered: SecurityError"),
-        ("{{ 1 + 'x' }}", "cannot be rendered: TypeError"),
-        ("{{ 1 / 0 }}", "cannot be rendered: ZeroDivisionError"),
-        ("{{ messages|no_filter }}", "cannot be rendered: TemplateAssertionError"),
         (5, "cannot be rendered: "),
-        (["x"], "cannot be rendered: "),
         ("Hello.", r"writes 0 times <\|image_pad\|> for 1 images"),
         (CHAT_TEMPLATE * 2, r"writes 2 times <\|image_pad\|> for 1 images"),
     ],
@@ -69,12 +63,19 @@ ENDS = "{% endfor %}{% endfor %}{% endfor %}"
     ("template", "in_thread"),
     [
         (NESTED + ENDS, False),
-        (NESTED + ENDS, True),
-        ("{% set m = messages * 9000 %}{% for a in m %}{% for b in m %}{% for c in m %}" + ENDS, False),
-        ("{% for a in range(90000) %}{{ range(90000) | map('string') | select('==', 'x') | list }}{% endfor %}", False),
-        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}", False),
+        pytest.param(NESTED + ENDS, True, marks=pytest.mark.matrix),
+        pytest.param(
+            "{% for a in range(90000) %}{{ range(90000) | map('string') | select('==', 'x') | list }}{% endfor %}",
+            False,
+            marks=pytest.mark.matrix,
+        ),
+        pytest.param(
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}",
+            False,
+            marks=pytest.mark.matrix,
+        ),
     ],
-    ids=["ranges", "in a thread", "lists", "filters", "macro"],
+    ids=["ranges", "in a thread", "filters", "macro"],
 )
 def test_a_template_that_loops_for_ever_is_stopped(template: str, in_thread: bool) -> None:
     """In any thread; a debugger's trace function is back afterwards."""
@@ -111,9 +112,9 @@ COUNTING = (
 
 
 def test_a_conversation_with_more_images_than_a_context_holds_is_rendered() -> None:
-    content = [{"type": "image"}] * 20_000
+    content = [{"type": "image"}] * 5_000
     text = render_chat(with_template(COUNTING), [{"role": "user", "content": content}], add_vision_id=True)
-    pictures = (f"Picture {number}: <|vision_start|><|image_pad|><|vision_end|>" for number in range(1, 20_001))
+    pictures = (f"Picture {number}: <|vision_start|><|image_pad|><|vision_end|>" for number in range(1, 5_001))
     assert text == f"<|im_start|>user\n{''.join(pictures)}<|im_end|>\n"
 
 

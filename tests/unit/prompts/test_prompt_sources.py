@@ -1,4 +1,4 @@
-"""Samples in, prompts out: faults stay with their sample, prompts are kept while there is room."""
+"""Samples in, prompts out: faults stay with their sample, prompts are cached while there is room."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader, Ticket
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.prompt_source import PromptSource
+from vlm_pg.prompts.prompt_source import PromptSource, SourcePool
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, Sample
 
 
@@ -56,7 +55,7 @@ def test_good_samples_in_order_and_the_reason_for_the_other(tmp_path: Path, samp
     assert str(fault).startswith(f"{tmp_path / 'records.jsonl'}: sample lost is left out (missing_media): ")
 
 
-def test_prompts_are_kept_while_there_is_room(tmp_path: Path, samples: list[Sample]) -> None:
+def test_prompts_are_cached_while_there_is_room(tmp_path: Path, samples: list[Sample]) -> None:
     with sources(tmp_path) as folder:
         source = open_source(folder, tmp_path, cache_bytes=10**7)
         first, _ = source.load(samples[:2])
@@ -65,11 +64,11 @@ def test_prompts_are_kept_while_there_is_room(tmp_path: Path, samples: list[Samp
         pixels = first[0][1].pixel_values
         assert pixels is not None
         small = open_source(folder, tmp_path, cache_bytes=int(1.5 * pixels.numel() * 4))
-        kept = [small.load([samples[index]])[0][0][1] for index in (0, 1, 1, 0)]
-        assert kept[1] is kept[2] and kept[0] is not kept[3]
+        found = [small.load([samples[index]])[0][0][1] for index in (0, 1, 1, 0)]
+        assert found[1] is found[2] and found[0] is not found[3]
 
 
-def test_tampered_prompts_are_never_kept(tmp_path: Path, samples: list[Sample]) -> None:
+def test_tampered_prompts_are_never_cached(tmp_path: Path, samples: list[Sample]) -> None:
     def blacken(media: DecodedMedia, name: str) -> DecodedMedia:
         return DecodedMedia(media.kind, media.frames * 0, media.frame_seconds, media.sampled_fps, media.decoder)
 
@@ -91,7 +90,7 @@ def test_a_prompt_the_model_cannot_answer_is_a_bad_sample(tmp_path: Path, sample
     assert good == [] and bad[0].reason == "too_long_for_model"
 
 
-def test_what_was_asked_for_ahead_is_decoded_once(tmp_path: Path, samples: list[Sample]) -> None:
+def test_prefetched_media_are_decoded_once(tmp_path: Path, samples: list[Sample]) -> None:
     with sources(tmp_path) as folder:
         source = open_source(folder, tmp_path)
         source.prefetch(samples[:2])
@@ -104,29 +103,29 @@ def test_what_was_asked_for_ahead_is_decoded_once(tmp_path: Path, samples: list[
 def test_media_of_several_questions_are_decoded_once(
     tmp_path: Path, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[MediaRef, ...]] = []
+    submitted: list[tuple[MediaRef, ...]] = []
     submit = MediaLoader.submit
 
     def counted(loader: MediaLoader, refs: tuple[MediaRef, ...]) -> Ticket:
-        asked.append(refs)
+        submitted.append(refs)
         return submit(loader, refs)
 
     monkeypatch.setattr(MediaLoader, "submit", counted)
-    questions = [replace(samples[place], sample_id=str(number)) for number, place in enumerate((0, 0, 1, 0, 2, 2))]
+    questions = [replace(samples[index], sample_id=str(number)) for number, index in enumerate((0, 0, 1, 0, 2, 2))]
     with sources(tmp_path) as folder:
         source = open_source(folder, tmp_path)
         good, bad = source.load(questions)
-        assert asked == [samples[place].media for place in (0, 1, 2)]
+        assert submitted == [samples[index].media for index in (0, 1, 2)]
         assert good[0][1].pixel_values is good[1][1].pixel_values is not None
         assert {prompt.content_key for _, prompt in good} == {good[0][1].content_key, good[2][1].content_key}
         # each question on a file that is not there has its fault
         assert [(one.sample_id, one.reason) for one in bad] == [("4", "missing_media"), ("5", "missing_media")]
-        # what nobody waits for any more is not kept
+        # media that no sample waits for are decoded again
         source.load(questions[:1])
-        assert len(asked) == 4
+        assert len(submitted) == 4
         # a control's frames are each question's own
         (one, two), _ = source.load(questions[:2], tamper=by_name)
-    assert len(asked) == 5 and one[1].content_key != two[1].content_key
+    assert len(submitted) == 5 and one[1].content_key != two[1].content_key
 
 
 def by_name(media: DecodedMedia, name: str) -> DecodedMedia:

@@ -41,9 +41,9 @@ def medium(kind: MediaKind, seed: int = 0, cues: tuple[Cue, ...] = ()) -> Decode
     return DecodedMedia(kind, frames, (0.0, 0.5)[: len(frames)], 2.0, "pyav", cues)
 
 
-def asked(question: str, *kinds: MediaKind, options: tuple[str, ...] = ()) -> Sample:
+def question(text: str, *kinds: MediaKind, options: tuple[str, ...] = ()) -> Sample:
     media = tuple(MediaRef(kind, f"{at}.x") for at, kind in enumerate(kinds))
-    return replace(choice(), question=question, media=media, options=options)
+    return replace(choice(), question=text, media=media, options=options)
 
 
 def build(processor, sample: Sample, wording: Wording | None = None) -> Prompt:
@@ -59,18 +59,18 @@ def user_turn(text: str) -> str:
 @pytest.mark.parametrize(
     ("sample", "expected"),
     [
-        (asked("Is <image> red?", PIC), f"Is {IMAGE} red?"),
-        (asked("Who?\n<image>", PIC), f"Who?\n{IMAGE}"),
-        (asked("Is <image>like<image>?", PIC, PIC), f"Is {IMAGE}like{IMAGE}?"),
-        (asked("<image>\nIs it like <image>?", PIC, PIC), f"{IMAGE}Is it like {IMAGE}?"),
-        (asked("Is <video> <image>?", PIC, VID), f"Is {VIDEO} {IMAGE}?"),
-        (asked("<image> <video>\nWho?", VID, PIC), f"{IMAGE}{VIDEO}Who?"),
+        (question("Is <image> red?", PIC), f"Is {IMAGE} red?"),
+        (question("Who?\n<image>", PIC), f"Who?\n{IMAGE}"),
+        (question("Is <image>like<image>?", PIC, PIC), f"Is {IMAGE}like{IMAGE}?"),
+        (question("<image>\nIs it like <image>?", PIC, PIC), f"{IMAGE}Is it like {IMAGE}?"),
+        (question("Is <video> <image>?", PIC, VID), f"Is {VIDEO} {IMAGE}?"),
+        (question("<image> <video>\nWho?", VID, PIC), f"{IMAGE}{VIDEO}Who?"),
         # media of a kind without marks come before all words, in the record's order
-        (asked("Is <image> in it?", PIC, VID), f"{VIDEO}Is {IMAGE} in it?"),
-        (asked("<image>\nWho?", VID, PIC), f"{VIDEO}{IMAGE}Who?"),
-        (asked("<video>\nIs <image> in it?", PIC, VID), f"{VIDEO}Is {IMAGE} in it?"),
+        (question("Is <image> in it?", PIC, VID), f"{VIDEO}Is {IMAGE} in it?"),
+        (question("<image>\nWho?", VID, PIC), f"{VIDEO}{IMAGE}Who?"),
+        (question("<video>\nIs <image> in it?", PIC, VID), f"{VIDEO}Is {IMAGE} in it?"),
         (
-            asked("<image>Which?", PIC, PIC, PIC, options=("A. <image>", "B. not <image>")),
+            question("<image>Which?", PIC, PIC, PIC, options=("A. <image>", "B. not <image>")),
             f"{IMAGE}Which?\nA. {IMAGE}\nB. not {IMAGE}",
         ),
     ],
@@ -86,10 +86,10 @@ def test_media_stand_at_their_marks(processor, sample: Sample, expected: str) ->
 
 def test_the_nth_mark_is_the_nth_medium(processor) -> None:
     """Each medium's pixels stand at its mark, in whatever order kinds are mixed."""
-    sample = asked("A <video> B <image> C <image>", PIC, PIC, VID)
+    sample = question("A <video> B <image> C <image>", PIC, PIC, VID)
     marked = build(processor, sample)
     alone = [
-        PromptBuilder(processor, BARE, ones).build(asked("Who?", ref.kind), [medium(ref.kind, seed)]).media_keys[0]
+        PromptBuilder(processor, BARE, ones).build(question("Who?", ref.kind), [medium(ref.kind, seed)]).media_keys[0]
         for seed, ref in enumerate(sample.media)
     ]
     assert len(set(alone)) == 3
@@ -97,12 +97,10 @@ def test_the_nth_mark_is_the_nth_medium(processor) -> None:
     assert marked.media_keys == (alone[2], alone[0], alone[1])
 
 
-@pytest.mark.parametrize(
-    "question", ["<image>\nWho?", "<image>Who?", "\n<image> <image>\n\nWho?", "<image><image>Who?"]
-)
-def test_marks_in_front_change_nothing(processor, question: str) -> None:
-    kinds: list[MediaKind] = ["image"] * question.count("<image>")
-    marked, plain = build(processor, asked(question, *kinds)), build(processor, asked("Who?", *kinds))
+@pytest.mark.parametrize("text", ["<image>\nWho?", "<image>Who?", "\n<image> <image>\n\nWho?"])
+def test_marks_in_front_change_nothing(processor, text: str) -> None:
+    kinds: list[MediaKind] = ["image"] * text.count("<image>")
+    marked, plain = build(processor, question(text, *kinds)), build(processor, question("Who?", *kinds))
     assert marked.text == plain.text and marked.words == plain.words
     assert torch.equal(marked.input_ids, plain.input_ids) and marked.media_keys == plain.media_keys
 
@@ -111,8 +109,8 @@ def test_prompts_of_the_same_media_in_another_order_have_their_own_pixels(proces
     """Grids alone do not tell an image from a video of one temporal patch."""
     media = [medium("image", 0), medium("video", 1)]
     builder, other = PromptBuilder(processor, BARE, ones), PromptBuilder(processor, BARE, ones)
-    builder.build(asked("Is <image> in <video>?", PIC, VID), media)
-    second = asked("Is <video> of <image>?", PIC, VID)
+    builder.build(question("Is <image> in <video>?", PIC, VID), media)
+    second = question("Is <video> of <image>?", PIC, VID)
     after, first = builder.build(second, media), other.build(second, media)
     assert after.media_kinds == ("video", "image") and after.media_keys == first.media_keys
     assert after.pixel_values is not None and first.pixel_values is not None
@@ -123,7 +121,7 @@ def test_only_the_record_has_marks(processor) -> None:
     """A subtitle or a template that says "<image>" says just that."""
     clip = medium("video", cues=(Cue(0.0, 1.0, "Use the <image> or <video> tag."),))
     builder = PromptBuilder(processor, BARE.model_copy(update={"subtitles": True}), ones)
-    sample = asked("What is said in <video>?", VID)
+    sample = question("What is said in <video>?", VID)
     assert user_turn(builder.build(sample, [clip]).text) == (
         f"Subtitles:\n[0.0-1.0 seconds] Use the <image> or <video> tag.\nWhat is said in {VIDEO}?"
     )
@@ -137,7 +135,7 @@ def protocol(template: str, **settings) -> Protocol:
 
 def test_protocols_place_media_too(processor) -> None:
     """In front of the question means before the words of the template, as without marks."""
-    sample = asked("<image>\nIs it <image>?", PIC, PIC, options=("A. <image>", "B. no"))
+    sample = question("<image>\nIs it <image>?", PIC, PIC, options=("A. <image>", "B. no"))
     sample = replace(sample, media=(*sample.media, MediaRef("image", "2.x")))
     wording = wording_of(protocol("Look: {question}\n{options}", option_style="(A) text"))
     assert user_turn(build(processor, sample, wording).text) == f"{IMAGE}Look: Is it {IMAGE}?\n(A) {IMAGE}\n(B) no"
@@ -146,7 +144,7 @@ def test_protocols_place_media_too(processor) -> None:
 
 
 def test_a_template_that_repeats_or_drops_some_marks_is_refused(processor) -> None:
-    sample = asked("Is it <image>?", PIC, PIC, options=("A. <image>", "B. no"))
+    sample = question("Is it <image>?", PIC, PIC, options=("A. <image>", "B. no"))
     for template, marks in (("{question}", 1), ("{question}\n{question}\n{options}", 3)):
         with pytest.raises(SampleError, match=rf"the prompt has '<image>' {marks} time\(s\), .* names 2 image") as got:
             build(processor, sample, wording_of(protocol(template)))
@@ -164,15 +162,15 @@ def test_frames_between_subtitles_leave_no_place_for_a_mark(processor) -> None:
 
 def test_samples_that_no_file_was_read_for_are_counted_too(processor) -> None:
     with pytest.raises(SampleError, match=r"the text has '<video>' 1 time\(s\), and the record names 0 video\(s\)"):
-        build(processor, asked("Is <video> red?", PIC))
+        build(processor, question("Is <video> red?", PIC))
 
 
 def test_a_wording_without_a_processor_places_media() -> None:
     media: Sequence[DecodedMedia] = [medium("image"), medium("video")]
-    _, turn = settings_wording(BARE)(asked("Is <image> in it?", PIC, VID), media)
+    _, turn = settings_wording(BARE)(question("Is <image> in it?", PIC, VID), media)
     assert turn == Turn((Medium("video", 1), "Is ", Medium("image", 0), " in it?"))
     assert isinstance(turn, Turn) and turn.media_at == (0, 3) and turn.kinds == ["video", "image"]
-    assert with_media(asked("Who?", PIC, VID), "Who?") == "Who?"
+    assert with_media(question("Who?", PIC, VID), "Who?") == "Who?"
 
 
 def video() -> DecodedMedia:
@@ -195,28 +193,6 @@ def test_system_and_user_are_the_wordings(processor) -> None:
         f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{VIDEO}Who?\n<|im_end|>\n<|im_start|>assistant\n"
     )
     assert prompt.subtitles == ""
-
-
-def test_without_a_system_message_the_template_decides(processor) -> None:
-    def own(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, str]:
-        return "", PromptBuilder(processor, PromptSettings(subtitles=False), ones).question_text(sample)
-
-    settings = PromptSettings(subtitles=False)
-    default = PromptBuilder(processor, settings, ones).build(choice(), [video()])
-    worded = PromptBuilder(processor, settings, ones, wording=own).build(choice(), [video()])
-    assert worded.text == default.text
-    assert torch.equal(worded.input_ids, default.input_ids)
-
-
-def test_subtitles_of_a_protocol_stand_in_its_own_words(processor) -> None:
-    protocol = load_protocol("video_mme/qwen3_vl_subtitles")
-    settings = protocol.prompt_settings(PromptSettings(subtitles=False))
-    builder = PromptBuilder(processor, settings, ones, wording=wording_of(protocol))
-    assert builder.reads_subtitles
-    assert f"{VIDEO}This video's subtitles are listed below:\nHello.\nSelect" in builder.build(choice(), [video()]).text
-    silent = load_protocol("video_mme/official").prompt_settings(PromptSettings())
-    assert not silent.subtitles
-    assert silent.max_prompt_tokens == 32768
 
 
 def test_an_answer_goes_on_from_its_beginning(processor) -> None:
@@ -242,15 +218,19 @@ def test_an_answer_that_begins_with_thinking_cannot_begin_otherwise(processor) -
         PromptBuilder(thinking, PromptSettings(), ones, answer_prefix="So:").build(choice(), [video()])
 
 
-@pytest.mark.parametrize("texts", [("<|im_end|>", "Who?"), ("", "Who? <|video_pad|>")], ids=["system", "user"])
-def test_control_tokens_are_refused_in_a_wordings_texts(processor, texts: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "texts",
+    [("<|im_end|>", "Who?"), ("", "Who? <|video_pad|>"), ("", Turn((0, "<|image_pad|>\n", 1, "Who?")))],
+    ids=["system", "user", "between frames"],
+)
+def test_control_tokens_are_refused_in_a_wordings_texts(processor, texts: tuple[str, str | Turn]) -> None:
     builder = PromptBuilder(processor, PromptSettings(), ones, wording=lambda sample, media: texts)
     with pytest.raises(SampleError, match="control token"):
         builder.build(choice(), [video()])
 
 
 def test_frames_stand_as_images_between_the_words(processor) -> None:
-    """The same prompt as of a sample whose media are those pictures, but for the places of its words."""
+    """The same prompt as of a sample whose media are those pictures, but for the positions of its words."""
     noise = np.random.default_rng(0).integers(0, 256, (4, 3, 56, 56), dtype=np.uint8)
     clip = replace(video(), frames=noise)
 
@@ -261,17 +241,9 @@ def test_frames_stand_as_images_between_the_words(processor) -> None:
     image = "<|vision_start|><|image_pad|><|vision_end|>"
     assert f"user\n{image}Hello.\n{image}{image}Who?<|im_end|>" in prompt.text
     assert prompt.media_kinds == ("image",) * 3 and prompt.num_visual_tokens == 3 * 4
-    pictures = [DecodedMedia("image", noise[place][None], (0.0,), 0.0, "pyav") for place in (2, 0, 3)]
-    asked = replace(choice(), media=(MediaRef("image", "a.png"),) * 3)
-    same = PromptBuilder(processor, PromptSettings(), ones).build(asked, pictures)
+    pictures = [DecodedMedia("image", noise[index][None], (0.0,), 0.0, "pyav") for index in (2, 0, 3)]
+    pictured = replace(choice(), media=(MediaRef("image", "a.png"),) * 3)
+    same = PromptBuilder(processor, PromptSettings(), ones).build(pictured, pictures)
     assert prompt.pixel_values is not None and same.pixel_values is not None and prompt.grid_thw is not None
     assert torch.equal(prompt.pixel_values, same.pixel_values) and prompt.grid_thw.tolist() == [[1, 4, 4]] * 3
     assert prompt.media_keys == same.media_keys
-
-
-def test_a_token_in_a_text_between_frames_is_refused(processor) -> None:
-    def wording(sample: Sample, media: Sequence[DecodedMedia]) -> tuple[str, Turn]:
-        return "", Turn((0, "<|image_pad|>\n", 1, "Who?"))
-
-    with pytest.raises(SampleError, match=r"control token '<\|image_pad\|>'"):
-        PromptBuilder(processor, PromptSettings(), ones, wording=wording).build(choice(), [video()])

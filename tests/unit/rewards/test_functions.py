@@ -72,10 +72,10 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def make_rewarder(file: Path, function: str, said: list[str] | None = None, **settings: Any) -> Rewarder:
+def make_rewarder(file: Path, function: str, shown: list[str] | None = None, **settings: Any) -> Rewarder:
     entry = FunctionSettings(function=f"{file}:{function}", **settings)
     checker = CheckerSettings(workers=1, timeout_seconds=2.0)
-    return Rewarder(RewardSettings(functions=(entry,), checker=checker), (said if said is not None else []).append)
+    return Rewarder(RewardSettings(functions=(entry,), checker=checker), (shown if shown is not None else []).append)
 
 
 def values(file: Path, name: str) -> list[float | None]:
@@ -134,17 +134,17 @@ def test_name_and_weight(file: Path):
     ],
 )
 def test_errors_are_no_value_shown_once_and_counted(file: Path, name: str, reason: str):
-    said: list[str] = []
-    with make_rewarder(file, name, said) as rewarder:
+    shown: list[str] = []
+    with make_rewarder(file, name, shown) as rewarder:
         for _ in range(2):
             rewards = rewarder.score(RESPONSES)
             assert [reward.total for reward in rewards] == [None, None]
             assert reason in rewards[0].notes[name]
         assert rewarder.failures == {name: 4}
-    assert len(said) == 1 and rewarder.first_errors == {name: said[0]}
-    assert f"The reward function '{name}'" in said[0] and "sample 1 of test" in said[0]
+    assert len(shown) == 1 and rewarder.first_errors == {name: shown[0]}
+    assert f"The reward function '{name}'" in shown[0] and "sample 1 of test" in shown[0]
     if name == "raises":
-        assert "Traceback" in said[0] and 'raise KeyError("lost " + response)' in said[0]
+        assert "Traceback" in shown[0] and 'raise KeyError("lost " + response)' in shown[0]
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_isolated_functions_may_hang_crash_and_raise(file: Path):
         + "\ndef batched_length(responses):\n    assert len(responses) == 1\n    return [len(responses[0])]\n"
     )
     entries = tuple(FunctionSettings(function=f"{file}:{name}", isolated=True) for name in names)
-    said: list[str] = []
+    shown: list[str] = []
     checker = CheckerSettings(workers=1, timeout_seconds=2.0)
-    with Rewarder(RewardSettings(functions=entries, checker=checker), said.append) as rewarder:
+    with Rewarder(RewardSettings(functions=entries, checker=checker), shown.append) as rewarder:
         assert rewarder.pids == []
         [reward] = rewarder.score(RESPONSES[:1])
         assert len(rewarder.pids) == 1
@@ -202,7 +202,7 @@ def test_isolated_functions_may_hang_crash_and_raise(file: Path):
     assert parts == {"batched_length": 3.0, "some": 1.0, "hangs": None, "leaves": None, "raises": None}
     assert "deadline" in reward.notes["hangs"] and "exit code 3" in reward.notes["leaves"]
     assert rewarder.failures == {"raises": 1}
-    assert len(said) == 1 and 'raise KeyError("lost " + response)' in said[0]
+    assert len(shown) == 1 and 'raise KeyError("lost " + response)' in shown[0]
 
 
 def test_one_coroutine_that_exits_costs_no_other(file: Path):

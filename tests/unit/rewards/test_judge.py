@@ -76,18 +76,11 @@ def test_anything_else_is_no_value_with_the_reason(server: FakeServer, reply: st
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "0.5",
-        "Fine.\n\n0.5\n\n",
-        "**0.5**",
-        "Good.\nScore: 0.5",
-        "**Final score:** `0.5`",
-        "**Score**: 0.5.",
-        "Score = .5",
-    ],
+    ["0.5", "Fine.\n\n0.5\n\n", "**0.5**", "Good.\nScore: 0.5", "**Final score:** `0.5`", "**Score**: 0.5."]
+    + ["Score = .5"],
 )
 def test_verdicts(text: str):
-    assert parse_score(text) == 0.5
+    assert parse_score(text).value == 0.5
 
 
 def test_a_slow_judge_is_no_value(server: FakeServer):
@@ -104,13 +97,13 @@ def test_half_characters_are_sent_and_read(server: FakeServer):
 
 
 @pytest.mark.parametrize("listed", [None, 7, ["m"], {"name": "m"}])
-def test_what_is_no_name_of_a_model_is_not_asked_for(server: FakeServer, listed: Any):
+def test_what_is_no_name_of_a_model_is_not_requested(server: FakeServer, listed: Any):
     server.listed = listed
     [(value, note)] = judged(server, ["x"])
     assert value is None and "the server lists no model" in note and not server.bodies
 
 
-def test_a_failure_that_passes_is_asked_again(server: FakeServer):
+def test_a_failure_that_passes_is_retried(server: FakeServer):
     server.reply = lambda prompt: (503, b"busy") if len(server.bodies) < 3 else "1"
     assert judged(server, ["x"], retries=2) == [(1.0, "")]
     assert len(server.bodies) == 3
@@ -130,7 +123,7 @@ def test_no_more_requests_in_flight_than_allowed(server: FakeServer):
     assert server.most_in_flight == 3
 
 
-def test_a_judge_that_never_answers_is_asked_no_more(server: FakeServer):
+def test_a_judge_that_never_answers_gets_no_more_requests(server: FakeServer):
     """Three in a row are enough; with one answer among them it is asked on."""
     server.reply = lambda prompt: time.sleep(0.6) or "1" if "slow" in prompt else "1"
     verdicts = judged(server, ["slow"] * 6, concurrency=1, timeout_seconds=0.2, model="m")
@@ -147,14 +140,14 @@ def test_a_judge_that_never_answers_is_asked_no_more(server: FakeServer):
 
 def test_scoring_stops_when_it_should(server: FakeServer):
     sample = make_sample("exact", "a red car")
-    asked: list[int] = []
+    polls: list[int] = []
     end = threading.Event()
     server.reply = lambda prompt: "1" if end.wait(60) else "0"
     judge = JudgeSettings(weight=1.0, url=server.url, timeout_seconds=600.0)
     with Rewarder(RewardSettings(judge=judge)) as rewarder:
         with pytest.raises(InterruptedError):
-            rewarder.score([Response(sample, "x")], lambda: asked.append(1) or len(asked) == 3)
-        assert not end.is_set() and len(asked) == 3
+            rewarder.score([Response(sample, "x")], lambda: polls.append(1) or len(polls) == 3)
+        assert not end.is_set() and len(polls) == 3
         end.set()
         assert rewarder.score([Response(sample, "x")], lambda: False)[0].parts["judge"] == 1.0
 
@@ -198,7 +191,7 @@ def test_the_users_prompt(server: FakeServer, tmp_path: Path):
         ({"prompt": "/no/such/file"}, "cannot be read"),
     ],
 )
-def test_a_judge_that_cannot_be_asked_is_refused(settings: dict[str, Any], reason: str):
+def test_unusable_judge_settings_are_refused(settings: dict[str, Any], reason: str):
     judge = JudgeSettings(**{"weight": 1.0, "url": "http://127.0.0.1:1/v1"} | settings)
     with pytest.raises(ConfigError, match=reason):
         Rewarder(RewardSettings(judge=judge))

@@ -115,9 +115,9 @@ def test_scoring_stops_when_it_should(tmp_path: Path):
     with Rewarder(RewardSettings(functions=(entry,), checker=checker)) as rewarder:
         assert rewarder.score([Response(sample, "short")], lambda: False)[0].parts["waits"] == 1.0
         [pid] = rewarder.pids
-        asked: list[int] = []
+        polls: list[int] = []
         with pytest.raises(InterruptedError):
-            rewarder.score([Response(sample, "long")] * 3, lambda: asked.append(1) or len(asked) == 2)
+            rewarder.score([Response(sample, "long")] * 3, lambda: polls.append(1) or len(polls) == 2)
         assert pid not in rewarder.pids
         assert rewarder.score([Response(sample, "short")])[0].parts["waits"] == 1.0
 

@@ -20,7 +20,7 @@ from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.source_pool import SourcePool
+from vlm_pg.prompts.prompt_source import SourcePool
 from vlm_pg.training.cache_fill import fill, record_sets
 from vlm_pg.types import Prompt
 

@@ -42,7 +42,8 @@ def _lmms(sample: Sample, output: str, cut_off: bool) -> Reading:
         _first_pair(_DASHED_UNITS, sentences),
     ):
         if len(times) == 2:
-            return _scored(sample, _ordered(*map(_seconds, times)))
+            start, end = sorted(map(_seconds, times))
+            return _scored(sample, (start, end))
     return _scored(sample, None)
 
 
@@ -53,16 +54,12 @@ def _first_pair(pattern: re.Pattern[str], sentences: Sequence[str]) -> Sequence[
 
 def _seconds(time: str) -> float:
     """Of "18.5", "0:18" and "0:00:18"."""
-    return sum(float(part) * 60**place for place, part in enumerate(reversed(time.split(":"))))
+    return sum(float(part) * 60**power for power, part in enumerate(reversed(time.split(":"))))
 
 
 def _time_r1(sample: Sample, output: str, cut_off: bool) -> Reading:
     spans = _WORDED.findall(output)
     return _scored(sample, (float(spans[-1][0]), float(spans[-1][1])) if spans else None)
-
-
-def _ordered(start: float, end: float) -> Span:
-    return (start, end) if end > start else (end, start)
 
 
 def _scored(sample: Sample, span: Span | None) -> Reading:

@@ -73,10 +73,10 @@ def _qwen(sample: Sample, output: str, cut_off: bool) -> Reading:
     return Reading(short(answer), float(right), note)
 
 
-def _gsm8k(pattern: re.Pattern[str], place: int) -> Callable[[Sample, str, bool], Reading]:
+def _gsm8k(pattern: re.Pattern[str], index: int) -> Callable[[Sample, str, bool], Reading]:
     def read(sample: Sample, output: str, cut_off: bool) -> Reading:
         found = pattern.findall(output)
-        answer = found[place] if found else ""
+        answer = found[index] if found else ""
         note = "" if found else "the rule reads no answer"
         return Reading(short(answer), float(bool(found) and _bare(answer) == _bare(sample.answer)), note)
 
@@ -113,10 +113,10 @@ def _last_box(output: str) -> str | None:
     if start == -1:
         return None
     depth = 1
-    for place in range(start + len(_BOX), len(output)):
-        depth += {"{": 1, "}": -1}.get(output[place], 0)
+    for index in range(start + len(_BOX), len(output)):
+        depth += {"{": 1, "}": -1}.get(output[index], 0)
         if depth == 0:
-            return output[start + len(_BOX) : place]
+            return output[start + len(_BOX) : index]
     return None
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from vlm_pg.answers.published.rule import Rule, letters_of, short, texts_of, unusable
 from vlm_pg.answers.verdict import Reading
@@ -16,7 +16,8 @@ _BRACKETED = re.compile(r"\(([a-zA-Z])\)")
 
 def _reader(floats_fail: bool) -> Callable[[Sample, str, bool], Reading]:
     def read(sample: Sample, output: str, cut_off: bool) -> Reading:
-        if _is_choice(sample):
+        named = sample.details.get("question_type")
+        if sample.answer_kind == "multiple_choice" if named is None else named == "multi_choice":
             return _choice(sample, output)
         kind = sample.details.get("answer_type")
         if kind == "float" and floats_fail:
@@ -35,13 +36,8 @@ def _reader(floats_fail: bool) -> Callable[[Sample, str, bool], Reading]:
     return read
 
 
-def _is_choice(sample: Sample) -> bool:
-    named = sample.details.get("question_type")
-    return sample.answer_kind == "multiple_choice" if named is None else named == "multi_choice"
-
-
 def _choice(sample: Sample, output: str) -> Reading:
-    """A choice's text is read as it stands; all else is the judge's, and without him the text is "". A letter in
+    """A choice's text is read as it stands; all else is the judge's, and without it the text is "". A letter in
     brackets in the text stands for that choice; any other text for the nearest choice, so that "" is the shortest.
     """
     texts = list(sample.details.get("choices") or texts_of(sample).values())
@@ -52,14 +48,10 @@ def _choice(sample: Sample, output: str) -> Reading:
     bracketed = _BRACKETED.search(extracted)
     if bracketed:
         extracted = bracketed[1].upper()
-    place = letters.index(extracted) if extracted in letters else _nearest(extracted, texts)
+    distances = [edit_distance(extracted, choice) for choice in texts]
+    index = letters.index(extracted) if extracted in letters else distances.index(min(distances))
     note = "" if output in texts else "not the text of a choice, so the shortest is taken; the judge is left out"
-    return Reading(letters[place], float(texts[place] == texts[letters.index(sample.answer)]), note)
-
-
-def _nearest(text: str, choices: Sequence[str]) -> int:
-    distances = [edit_distance(text, choice) for choice in choices]
-    return distances.index(min(distances))
+    return Reading(letters[index], float(texts[index] == texts[letters.index(sample.answer)]), note)
 
 
 def edit_distance(left: str, right: str) -> int:
@@ -67,8 +59,8 @@ def edit_distance(left: str, right: str) -> int:
     row = list(range(len(right) + 1))
     for count, sign in enumerate(left, 1):
         above, row = row, [count]
-        for place, other in enumerate(right):
-            row.append(min(above[place] + (sign != other), above[place + 1] + 1, row[place] + 1))
+        for index, other in enumerate(right):
+            row.append(min(above[index] + (sign != other), above[index + 1] + 1, row[index] + 1))
     return row[-1]
 
 

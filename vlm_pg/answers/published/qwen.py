@@ -12,6 +12,7 @@ parsers, which evaluate the text of an answer as Python.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from math import isclose
 
@@ -111,11 +112,10 @@ def _number_of_words(text: str) -> str:
     words = [word for word in spaced.split() if word in _WORDS or word == "point"]
     if not words or words.count("point") > 1:
         return text
+    decimals: list[str] = []
     if "point" in words:
-        place = words.index("point")
-        words, decimals = words[:place], words[place + 1 :]
-    else:
-        decimals = []
+        point = words.index("point")
+        words, decimals = words[:point], words[point + 1 :]
     whole = _whole_number(words)
     return text if whole is None else str(whole + _decimals(decimals) if decimals else whole)
 
@@ -129,11 +129,11 @@ def _whole_number(words: list[str]) -> int | None:
         return _WORDS[words[0]]
     total = 0
     for scale in scales:
-        place = words.index(scale)
-        value = _below_thousand(words[:place])
+        index = words.index(scale)
+        value = _below_thousand(words[:index])
         if value is None:
             return None
-        total, words = total + value * _LARGE[scale], words[place + 1 :]
+        total, words = total + value * _LARGE[scale], words[index + 1 :]
     rest = _below_thousand(words) if words else 0
     return None if rest is None else total + rest
 
@@ -187,7 +187,6 @@ _LINE_BREAK = re.compile(r"\n\s*+")
 _LETTER = re.compile(r"\b(A|B|C|D|E)\b")
 _LIST = re.compile(r"[(\[].+[)\]]")
 _MATRIX = (r"\begin{pmatrix}", r"\end{pmatrix}")
-_PERCENT = ("\\%", "%")
 
 
 def read_answer(output: str) -> str:
@@ -217,10 +216,8 @@ def read_answer(output: str) -> str:
 
 def last_number(output: str) -> str:
     """The last match of the published ``-?\\d*\\.?\\d+`` in an output without its commas; "" without any."""
-    last = ""
-    for match in _NUMBER.finditer(output.replace(",", "")):
-        last = match[0]
-    return last
+    numbers = _NUMBER.findall(output.replace(",", ""))
+    return numbers[-1] if numbers else ""
 
 
 def is_right(answer: str, gold: str) -> tuple[bool, str]:
@@ -314,10 +311,10 @@ def _boxed(rest: str) -> str:
     if not rest.startswith("{"):
         return rest.split("$")[0].strip()
     depth = 0
-    for place, sign in enumerate(rest):
+    for index, sign in enumerate(rest):
         depth += (sign == "{") - (sign == "}")
         if depth == 0:
-            return rest[1:place]
+            return rest[1:index]
     return rest[1:]
 
 
@@ -329,17 +326,8 @@ def _chosen(answer: str) -> str:
 
 def _number(text: str) -> float | None:
     text = text.replace(",", "")
-    try:
-        return float(text)
-    except ValueError:
-        for sign in _PERCENT:
-            if text.endswith(sign):
-                return _plain(text.removesuffix(sign))
+    for suffix, divisor in (("", 1), ("\\%", 100), ("%", 100)):
+        if text.endswith(suffix):
+            with suppress(ValueError):
+                return float(text.removesuffix(suffix)) / divisor
     return None
-
-
-def _plain(text: str) -> float | None:
-    try:
-        return float(text) / 100
-    except ValueError:
-        return None

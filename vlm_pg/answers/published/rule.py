@@ -1,4 +1,4 @@
-"""A published rule, and the parts that rules share: options as published, letters by form and place, tags, numbers."""
+"""A published rule, and the parts that rules share: options as published, letters by form and order, tags, numbers."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def drawn(rule: str, sample: Sample, output: str) -> Reading:
     if not letters:
         return unusable(_no_letter(sample))
     key = "\0".join((rule, sample.sample_id, output)).encode("utf-8", "surrogatepass")
-    place = int.from_bytes(hashlib.sha256(key).digest()[:8]) % len(letters)
-    return chosen(sample, letters[place], "drawn: nothing was read")
+    index = int.from_bytes(hashlib.sha256(key).digest()[:8]) % len(letters)
+    return chosen(sample, letters[index], "drawn: nothing was read")
 
 
 def short(text: str) -> str | None:
@@ -93,26 +93,11 @@ def _unread(letter: str) -> str:
     return "" if letter else "the rule reads no answer"
 
 
+_LEAD_INS = ("The best answer is", "The correct answer is", "The answer is", "The answer")
 # As the published list has them: two commas are missing in it, so that four of its entries are two long texts, which no
 # output contains.
-VIDEO_MME_PREFIXES = (
-    "The best answer is",
-    "The correct answer is",
-    "The answer is",
-    "The answer",
-    "The best option isThe correct option is",
-    "Best answer:Best option:",
-)
-LONGVIDEOBENCH_PREFIXES = (
-    "The best answer is",
-    "The correct answer is",
-    "The answer is",
-    "The answer",
-    "The best option is",
-    "The correct option is",
-    "Best answer:",
-    "Best option:",
-)
+VIDEO_MME_PREFIXES = (*_LEAD_INS, "The best option isThe correct option is", "Best answer:Best option:")
+LONGVIDEOBENCH_PREFIXES = (*_LEAD_INS, "The best option is", "The correct option is", "Best answer:", "Best option:")
 
 
 def first_letter(output: str, prefixes: Sequence[str], allowed: str) -> str:
@@ -150,7 +135,7 @@ _STEMS = (
     "choice is",
     "correct choice is",
 )
-# After the first place of each of these every letter counts, however far behind it stands.
+# After the first occurrence of each of these every letter counts, however far behind it stands.
 _PHRASES = (
     *_STEMS,
     *(f"the {stem}" for stem in _STEMS),
@@ -193,8 +178,8 @@ def _after_phrases(text: str, letters: Sequence[str]) -> list[tuple[int, int, st
     for phrase in _PHRASES:
         start = lowered.find(phrase)
         if start != -1:
-            places = [(text.find(one, start + len(phrase)), one) for one in letters]
-            found += [(_PHRASE, place, one) for place, one in places if place != -1]
+            offsets = [(text.find(one, start + len(phrase)), one) for one in letters]
+            found += [(_PHRASE, offset, one) for offset, one in offsets if offset != -1]
     return found
 
 
@@ -235,13 +220,17 @@ def video_r1(sample: Sample, output: str, cut_off: bool) -> Reading:
         return unusable(f"gold answer {sample.answer[:80]!r} is no number")
     if number is None:
         return Reading(None, 0.0, "the whole answer is no number")
-    alike = _has_mark(sample.answer) == _has_mark(text)
+    alike = len({"." in one or "," in one for one in (sample.answer, text)}) == 1
     note = "" if alike else "only one of answer and gold answer is written with a point or comma, which the rule counts"
     return Reading(short(text), float(alike and round(gold, 2) == round(number, 2)), note)
 
 
-def _has_mark(text: str) -> bool:
-    return "." in text or "," in text
+def video_r1_rule(
+    name: str, read: Reader = video_r1, whose: str = "Video-R1's rule", odd: str = "'(B)' and 'B.' are wrong."
+) -> Rule:
+    """Video-R1's rule of a set."""
+    odd = f"Whole text in the first answer tags, or whole output: {odd}"
+    return Rule(f"{name}/video_r1", read, whose, "tulerfeng/Video-R1, src/eval_bench.py", odd)
 
 
 _WORDS = WORD_VALUES | {"hundred": 100, "thousand": 1000}
@@ -260,14 +249,6 @@ def first_number(output: str) -> float | None:
     """
     text = output.strip().lower()
     figures = _FIGURES.search(text)
-    start, values = _first_words(text)
-    if figures is not None and (start is None or figures.start() < start):
-        return float(figures[0])
-    return None if start is None else _sum_of(values)
-
-
-def _first_words(text: str) -> tuple[int | None, list[int]]:
-    """Where the first run of number words begins, and their values."""
     start: int | None = None
     values: list[int] = []
     for word in _LETTERS.finditer(text):
@@ -277,10 +258,10 @@ def _first_words(text: str) -> tuple[int | None, list[int]]:
             values.append(value)
         elif start is not None and word[0] != "and":
             break
-    return start, values
-
-
-def _sum_of(values: list[int]) -> float:
+    if figures is not None and (start is None or figures.start() < start):
+        return float(figures[0])
+    if start is None:
+        return None
     total = current = 0
     for value in values:
         if value == 1000:

@@ -18,7 +18,7 @@ from vlm_pg.answers.published.rule import (
     short,
     texts_of,
     unusable,
-    video_r1,
+    video_r1_rule,
 )
 from vlm_pg.answers.published.video_mmmu import last_option_text, last_placed, letters_in, options_in, trimmed
 from vlm_pg.answers.verdict import Reading
@@ -129,18 +129,13 @@ def _without_marks(text: str) -> str:
 
 
 _TO_JUDGE = Reading(None, 0.0, "no rule applies; the judge that would be asked is left out")
-_NAMES = ("Sentence ", "Option ", "Caption ")
 
 
 def _official_tempcompass(sample: Sample, output: str, cut_off: bool) -> Reading:
-    return _read(sample, output.replace("</s>", "").strip())
+    return _lmms_tempcompass(sample, output.replace("</s>", "").strip(), cut_off)
 
 
 def _lmms_tempcompass(sample: Sample, output: str, cut_off: bool) -> Reading:
-    return _read(sample, output)
-
-
-def _read(sample: Sample, output: str) -> Reading:
     task = sample.details.get("task") or ("yes_no" if sample.answer_kind == "yes_no" else "multi-choice")
     if task == "multi-choice":
         return _choice(sample, output)
@@ -178,30 +173,25 @@ def _caption(sample: Sample, output: str) -> Reading:
     gold = str(sample.details.get("answer", "")).split(": ")
     if not lines or any(len(parts) < 2 for parts in [*lines, gold]) or len(gold[0].split()) < 2:
         return unusable("details lack the question or the answer as published, with options such as 'Sentence A: ...'")
-    taken, place = "", -1
+    taken, option = "", -1
     # Later comparisons have the last word, as published: lines, then texts, then names.
     for index, parts in enumerate(lines):
         if output == ": ".join(parts):
-            taken, place = output, index
+            taken, option = output, index
     for index, (_, text, *_rest) in enumerate(lines):
         if text == output or (") " in output and text == output.split(") ")[1]):
-            taken, place = text, index
+            taken, option = text, index
     for shorten in (False, True):
         for index, (name, *_rest) in enumerate(lines):
-            known = _without_name(name) if shorten else name
+            bare = name.replace("Sentence ", "").replace("Option ", "").replace("Caption ", "")
+            known = bare if shorten else name
             if known in (output, output.replace(".", "")):
-                taken, place = known, index
-    if place == -1:
+                taken, option = known, index
+    if option == -1:
         return _TO_JUDGE
     right = taken in (": ".join(gold), gold[0].split(":")[0], gold[1], gold[0].split()[1])
     letters = letters_of(sample)
-    return Reading(letters[place] if place < len(letters) else ": ".join(lines[place]), float(right))
-
-
-def _without_name(name: str) -> str:
-    for known in _NAMES:
-        name = name.replace(known, "")
-    return name
+    return Reading(letters[option] if option < len(letters) else ": ".join(lines[option]), float(right))
 
 
 RULES = (
@@ -221,13 +211,10 @@ RULES = (
         "Letters are ranked by form, the last in the text of one form: '(A) Vitamin C.' is C. Unread outputs are "
         "wrong. lmms-eval had the authors' rule before, and a more careful parser later.",
     ),
-    Rule(
-        "video_mme/video_r1",
-        video_r1,
-        "Video-R1's rule",
-        "tulerfeng/Video-R1, src/eval_bench.py",
-        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong. The rules of VLMEvalKit and "
-        "Qwen3-VL, which ask a judge where none of theirs applies, are not offered.",
+    video_r1_rule(
+        "video_mme",
+        odd="'(B)' and 'B.' are wrong. The rules of VLMEvalKit and Qwen3-VL, which ask a judge where none of theirs "
+        "applies, are not offered.",
     ),
     Rule(
         "longvideobench/lmms",
@@ -278,13 +265,7 @@ RULES = (
         "The first lone letter a to e in any case: 'There is a man' is A. Empty outputs leave the denominator. Of "
         "equal options the first is the gold one.",
     ),
-    Rule(
-        "mvbench/video_r1",
-        video_r1,
-        "Video-R1's rule",
-        "tulerfeng/Video-R1, src/eval_bench.py",
-        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong.",
-    ),
+    video_r1_rule("mvbench"),
     Rule(
         "tempcompass/official",
         _official_tempcompass,
@@ -301,11 +282,5 @@ RULES = (
         "As the authors', but nothing is removed from the output, so that ' B' goes to the judge. Captioning has no "
         "value.",
     ),
-    Rule(
-        "tempcompass/video_r1",
-        video_r1,
-        "Video-R1's rule, for multi-choice alone",
-        "tulerfeng/Video-R1, src/eval_bench.py",
-        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong.",
-    ),
+    video_r1_rule("tempcompass", whose="Video-R1's rule, for multi-choice alone"),
 )

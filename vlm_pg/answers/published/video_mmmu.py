@@ -6,7 +6,7 @@ import re
 import string
 from collections.abc import Mapping, Sequence
 
-from vlm_pg.answers.published.rule import Rule, accepted, chosen, ranked, short, texts_of, video_r1
+from vlm_pg.answers.published.rule import Rule, accepted, chosen, ranked, short, texts_of, video_r1_rule
 from vlm_pg.answers.verdict import Reading
 from vlm_pg.types import Sample
 
@@ -61,10 +61,8 @@ def open_answers(output: str) -> set[str | float]:
     the whole output if no sentence has one.
     """
     keys = _key_parts(output)
-    parts = list(keys)
-    for key in keys:
-        parts += _numbers(key)
-    return {value for part in parts for value in normalized(part)}
+    numbers = [one for key in keys for pattern in (_GROUPED, _SCIENTIFIC, _SIMPLE) for one in pattern.findall(key)]
+    return {value for part in (*keys, *numbers) for value in normalized(part)}
 
 
 def normalized(text: str) -> list[str | float]:
@@ -81,10 +79,9 @@ def open_is_right(gold: str, answers: set[str | float]) -> bool:
     """Whether one of the texts contains the gold answer's text, or one of the numbers is its number."""
     golds = normalized(gold)
     texts = [one for one in golds if isinstance(one, str)]
-    for answer in answers:
-        if (any(one in answer for one in texts)) if isinstance(answer, str) else answer in golds:
-            return True
-    return False
+    return any(
+        any(text in answer for text in texts) if isinstance(answer, str) else answer in golds for answer in answers
+    )
 
 
 def _key_parts(output: str) -> list[str]:
@@ -103,10 +100,6 @@ def _key_parts(output: str) -> list[str]:
         if shortest and shortest not in _TRIVIAL:
             keys.append(shortest)
     return keys or [whole]
-
-
-def _numbers(text: str) -> list[str]:
-    return [*_GROUPED.findall(text), *_SCIENTIFIC.findall(text), *_SIMPLE.findall(text)]
 
 
 _LEFT_OUT = Reading(None, 0.0, "the rule takes an empty output for a failed request and leaves it out", counts=False)
@@ -149,8 +142,6 @@ def _open(sample: Sample, output: str) -> Reading:
 
 
 _SOURCE = "lmms_eval/tasks/videommmu/utils.py"
-
-
 _LETTER = re.compile(r"\b([A-E])\b", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+\.?\d*")
 _COST = re.compile(r"O\s*+\(", re.IGNORECASE)
@@ -185,7 +176,7 @@ def _is_open(gold: str, output: str) -> bool:
     """Whether any of six comparisons with the gold answer holds: equal; one part of the other; first numbers within
     0.01; the gold answer's words of more than 2 letters all in the output, where it has 2 to 5; equal costs "O(...)".
     """
-    gold_text, text = (" ".join(_caret(one).split()) for one in (gold, output))
+    gold_text, text = (" ".join(one.lower().translate(_RAISED).split()) for one in (gold, output))
     if gold_text in text or text in gold_text:
         return True
     numbers = [_NUMBER.search(one) for one in (gold_text, text)]
@@ -197,10 +188,6 @@ def _is_open(gold: str, output: str) -> bool:
         return True
     cost = _cost(gold_text)
     return cost != "" and cost == _cost(text)
-
-
-def _caret(text: str) -> str:
-    return text.strip().lower().translate(_RAISED)
 
 
 def _cost(text: str) -> str:
@@ -231,14 +218,7 @@ RULES = (
         "Letters are ranked by form, so that with 10 options 'I choose option B.' is I. Empty outputs are wrong "
         "answers to choices, and leave the denominator of open questions.",
     ),
-    Rule(
-        "video_mmmu/video_r1",
-        video_r1,
-        "Video-R1's rule",
-        "tulerfeng/Video-R1, src/eval_bench.py",
-        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong, "
-        "and so is every answer in words.",
-    ),
+    video_r1_rule("video_mmmu", odd="'(B)' and 'B.' are wrong, and so is every answer in words."),
     Rule(
         "mmvu/lmms",
         _lmms_mmvu,
@@ -247,11 +227,5 @@ RULES = (
         "Unsound: any lone gold letter in any case makes a choice right; of open answers '' is right, 'mV' for 'µV' "
         "and '48 g/mol' for '84 g/mol' too. The authors' own scoring, by gpt-4o alone, is not offered.",
     ),
-    Rule(
-        "mmvu/video_r1",
-        video_r1,
-        "Video-R1's rule, for multiple choice alone, which it reports as MMVU (mc)",
-        "tulerfeng/Video-R1, src/eval_bench.py",
-        "Whole text in the first answer tags, or whole output: '(B)' and 'B.' are wrong.",
-    ),
+    video_r1_rule("mmvu", whose="Video-R1's rule, for multiple choice alone, which it reports as MMVU (mc)"),
 )

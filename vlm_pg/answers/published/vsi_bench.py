@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Callable
 
 from vlm_pg.answers.numbers import ONES, TENS
 from vlm_pg.answers.published.rule import (
@@ -108,9 +109,8 @@ def _of_lines(lines: list[str]) -> str:
 def _behind_thinking(text: str) -> str:
     """What follows the last closing tag of thinking, else the last opening one; all of it without either."""
     for tag in (_THINK_END, _THINK_START):
-        places = [found.end() for found in tag.finditer(text)]
-        if places:
-            return text[places[-1] :].strip()
+        if ends := [found.end() for found in tag.finditer(text)]:
+            return text[ends[-1] :].strip()
     return text
 
 
@@ -130,60 +130,47 @@ def _official(sample: Sample, output: str, cut_off: bool) -> Reading:
     word = output.split(" ", 1)[0].rstrip(".").strip()
     if sample.answer_kind == "multiple_choice":
         return chosen(sample, word.upper() if word.upper() in letters_of(sample) else "")
-    gold = _gold(sample)
-    if gold is None:
-        return unusable(f"gold answer {sample.answer[:80]!r} is no number other than 0")
-    number = _python_number(word)
-    if number is None:
-        return Reading(None, 0.0, "the first word is no number")
-    return Reading(short(word), relative_accuracy_or_equal(number, gold))
+    try:
+        number = float(word)
+    except ValueError:
+        number = None
+    return _graded(sample, number, short(word), "the first word is no number")
 
 
 def _lmms(sample: Sample, output: str, cut_off: bool) -> Reading:
     """Choices as the authors read them, numbers wherever they stand."""
     if sample.answer_kind == "multiple_choice":
         return _official(sample, output, cut_off)
-    return _graded(sample, first_number(output))
+    number = first_number(output)
+    return _graded(sample, number, f"{number:.15g}" if number is not None else None)
 
 
 def _kit(sample: Sample, output: str, cut_off: bool) -> Reading:
     if sample.answer_kind == "multiple_choice":
         return chosen(sample, kit_letter(output))
-    return _graded(sample, kit_number(output))
-
-
-def _graded(sample: Sample, number: float | None) -> Reading:
-    gold = _gold(sample)
-    if gold is None:
-        return unusable(f"gold answer {sample.answer[:80]!r} is no number other than 0")
-    if number is None:
-        return Reading(None, 0.0, "there is no number")
-    return Reading(f"{number:.15g}", relative_accuracy_or_equal(number, gold))
+    number = kit_number(output)
+    return _graded(sample, number, f"{number:.15g}" if number is not None else None)
 
 
 def _video_r1(sample: Sample, output: str, cut_off: bool) -> Reading:
     if sample.answer_kind == "multiple_choice":
         return video_r1(sample, output, cut_off)
-    gold = _gold(sample)
-    if gold is None:
-        return unusable(f"gold answer {sample.answer[:80]!r} is no number other than 0")
     text = tagged(output) or output
     number = plain_number(text)
-    if number is None:
-        return Reading(None, 0.0, "the whole answer is no number")
-    return Reading(short(text), relative_accuracy_below(number, gold))
+    return _graded(sample, number, short(text), "the whole answer is no number", relative_accuracy_below)
 
 
-def _gold(sample: Sample) -> float | None:
+def _graded(
+    sample: Sample,
+    number: float | None,
+    answer: str | None,
+    unread: str = "there is no number",
+    accuracy: Callable[[float, float], float] = relative_accuracy_or_equal,
+) -> Reading:
     gold = plain_number(sample.answer)
-    return gold if gold is not None and math.isfinite(gold) and gold != 0.0 else None
-
-
-def _python_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    if gold is None or not math.isfinite(gold) or gold == 0.0:
+        return unusable(f"gold answer {sample.answer[:80]!r} is no number other than 0")
+    return Reading(None, 0.0, unread) if number is None else Reading(answer, accuracy(number, gold))
 
 
 RULES = (

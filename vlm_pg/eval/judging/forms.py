@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from vlm_pg.answers.outputs import said_in
+from vlm_pg.answers.outputs import parse_output
 from vlm_pg.answers.whole import WholeReader
 from vlm_pg.errors import printable
 from vlm_pg.eval.contracts import Answered, Judged, Output
@@ -205,8 +205,8 @@ def question_about(question: Answered, output: Output, most_characters: int) -> 
         TooLong: the output has more than ``most_characters``.
     """
     is_cut = output.finish_reason == "length"
-    said = said_in(output.text, is_cut)
-    text = "" if said is None else said.text.replace("\x00", "").replace("\x01", "").strip()
+    parsed = parse_output(output.text, is_cut)
+    text = "" if parsed is None else parsed.text.replace("\x00", "").replace("\x01", "").strip()
     if not text:
         return None
     caption = _caption_letters(question)

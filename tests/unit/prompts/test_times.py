@@ -1,4 +1,5 @@
-"""Clips, moments and subtitles in prompts: times in words and positions, what is shared, what a server is told."""
+"""How each family learns when a frame was shown, and which subtitles stand with it: words before every two frames or
+seconds per temporal patch; clips and moments; what is shared; what a server gets."""
 
 from __future__ import annotations
 
@@ -19,12 +20,18 @@ from vlm_pg.media.selection import Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.prompt_tree import prompt_tree
 from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.prompt_source import SourcePool
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.prompts.turn import subtitle_lines
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.types import Cue, DecodedMedia, MediaRef, Prompt, Sample
 
+IN_WORDS = ("qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix))
+REAL_VIDEOS = (
+    "flipping_a_pancake.mkv",
+    "h264_10bits.mp4",
+    *(pytest.param(name, marks=pytest.mark.matrix) for name in ("nasa_13013.mp4", "video_90.mov")),
+)
 CUES = (Cue(3.25, 4.0, "Mind the gap."), Cue(5.0, 6.04, "Doors close."))
 LINES = "Subtitles:\n[3.2-4.0 seconds] Mind the gap.\n[5.0-6.0 seconds] Doors close."
 
@@ -38,18 +45,99 @@ def video(seconds: tuple[float, ...], fps: float, cues: tuple[Cue, ...] = (), si
     return DecodedMedia("video", pixels, seconds, fps, "pyav", cues)
 
 
+def image() -> DecodedMedia:
+    pixels = np.random.default_rng(9).integers(0, 256, (1, 3, 32, 32), dtype=np.uint8)
+    return DecodedMedia("image", pixels, (0.0,), 0.0, "pillow")
+
+
 def build(
     family: str, media: list[DecodedMedia], question: str = "What is said?", **settings: object
 ) -> tuple[Prompt, ChatMessages]:
     policy = tiny_policy(family=family)
-    asked = sample("7", *(MediaRef(item.kind, "a.mp4") for item in media), question=question)
+    one = sample("7", *(MediaRef(item.kind, "a.mp4") for item in media), question=question)
     builder = PromptBuilder(policy.processor, PromptSettings(**settings), policy.positions)  # type: ignore[arg-type]
-    return builder.build(asked, media), ChatMessages(policy, {"7": asked})
+    return builder.build(one, media), ChatMessages(policy, {"7": one})
 
 
 def times_in_words(prompt: Prompt) -> list[float]:
     text = tiny_processor("qwen3_vl").tokenizer.decode(prompt.input_ids)
     return [float(found) for found in re.findall(r"<([0-9.]+) seconds>", text)]
+
+
+@pytest.mark.parametrize("family", IN_WORDS)
+@pytest.mark.parametrize(
+    ("seconds", "fps"),
+    [
+        ((0.0, 0.5, 1.0, 1.5), 2.0),
+        ((0.0, 0.7, 1.1, 5.3, 60.0, 61.2), 0.1),  # no fixed rate
+        (tuple(index * 1001 / 30000 * 7 for index in range(8)), 30000 / 1001 / 7),
+        ((0.0, 3599.9), 1 / 3599.9),
+    ],
+    ids=["two a second", "uneven", "every seventh of 29.97", "an hour"],
+)
+def test_the_words_are_the_frames_own_times(family: str, seconds: tuple[float, ...], fps: float) -> None:
+    """A temporal patch is named by the middle of its two frames' times."""
+    expected = [float(f"{(a + b) / 2:.1f}") for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
+    assert times_in_words(build(family, [video(seconds, fps, side=32)])[0]) == expected
+
+
+@pytest.mark.parametrize("family", IN_WORDS)
+def test_every_patch_in_time_is_a_block_of_its_own(family: str) -> None:
+    """Two videos with an image between them: grids and pixels stay in order though the words cut the videos up."""
+    media = [video((0.0, 1.0, 2.0, 3.0), 1.0, side=32), image(), video((0.0, 4.0), 0.25, side=32)]
+    prompt, _ = build(family, media)
+    assert times_in_words(prompt) == [0.5, 2.5, 2.0]
+    assert prompt.media_kinds == ("video", "image", "video")
+    assert prompt.grid_thw is not None and prompt.pixel_values is not None
+    assert prompt.grid_thw.tolist() == [[2, 2, 4], [1, 2, 2], [1, 2, 4]]
+    runs = torch.unique_consecutive(prompt.mm_token_type_ids).tolist()
+    assert [kind for kind in runs if kind] == [2, 2, 1, 2]
+    alone = [build(family, [item])[0] for item in media]
+    pixels = [item.pixel_values for item in alone if item.pixel_values is not None]
+    assert torch.equal(prompt.pixel_values, torch.cat(pixels))
+    assert prompt.media_keys == tuple(item.media_keys[0] for item in alone)
+    # in time every block stands still
+    visual = prompt.mm_token_type_ids == 2
+    assert prompt.positions_3P[0][visual].unique().numel() == 3
+
+
+def test_qwen2_vl_gets_no_times() -> None:
+    fast, slow = (build("qwen2_vl", [video((0.0, gap), 1 / gap)])[0] for gap in (0.5, 30.0))
+    assert times_in_words(fast) == []
+    assert torch.equal(fast.input_ids, slow.input_ids) and torch.equal(fast.positions_3P, slow.positions_3P)
+
+
+def test_qwen2_5_vl_gets_times_by_positions() -> None:
+    fast, slow = (build("qwen2_5_vl", [video((0.0, gap, 2 * gap, 3 * gap), 1 / gap)])[0] for gap in (0.5, 30.0))
+    assert torch.equal(fast.input_ids, slow.input_ids) and not torch.equal(fast.positions_3P, slow.positions_3P)
+
+
+@pytest.mark.parametrize("name", REAL_VIDEOS)
+def test_a_real_video_is_what_qwens_own_reader_makes_of_it(media_dir: Path, name: str) -> None:
+    """Pixels, grids and words equal the processor fed by ``process_vision_info`` at patch size 16."""
+    from qwen_vl_utils import process_vision_info
+
+    # 10-bit colour is turned into RGB differently by decord, which Qwen's reader uses, and by PyAV
+    settings = MediaSettings(max_frames=8, max_pixels=64 * 32**2, decoder="decord" if "10bits" in name else "auto")
+    media = decode_file("video", str(media_dir / name), settings, 32)
+    prompt, _ = build("qwen3_vl", [media])
+    element = {"type": "video", "video": str(media_dir / name), "fps": 2.0, "min_frames": 4, "max_frames": 8,
+               "min_pixels": settings.min_pixels, "max_pixels": settings.max_pixels}  # fmt: skip
+    messages = [{"role": "user", "content": [element]}]
+    _, videos, options = process_vision_info(
+        messages, image_patch_size=16, return_video_kwargs=True, return_video_metadata=True
+    )
+    processor = tiny_processor("qwen3_vl")
+    frames, metadata = videos[0]
+    theirs = processor(
+        text=[prompt.text], videos=[frames], video_metadata=[metadata], do_resize=False, return_tensors="pt", **options
+    )
+    assert prompt.grid_thw is not None and prompt.pixel_values is not None
+    assert torch.equal(prompt.grid_thw, theirs["video_grid_thw"])
+    assert torch.equal(prompt.pixel_values, theirs["pixel_values_videos"])
+    words = re.findall(r"<([0-9.]+) seconds>", processor.tokenizer.decode(theirs["input_ids"][0]))
+    # theirs divides the frame's index by the average rate, ours is the stored time: equal up to the last digit
+    assert times_in_words(prompt) == pytest.approx([float(word) for word in words], abs=0.1001)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +157,7 @@ def test_words_say_when_a_part_is_in_the_whole_video(media_dir: Path, part: Part
 
 
 def test_positions_of_a_clip_count_from_its_beginning(media_dir: Path) -> None:
-    """Qwen2.5-VL is told the rate: a clip of 61 frames of which 4 are shown, and moments 4.25 s apart on average."""
+    """Qwen2.5-VL gets the rate: a clip of 61 frames of which 4 are shown, and moments 4.25 s apart on average."""
     seen: list[tuple[float, ...]] = []
     policy = tiny_policy(family="qwen2_5_vl")
 
@@ -135,7 +223,7 @@ def test_questions_on_one_video_share_its_subtitles() -> None:
     assert alike > one.num_visual_tokens + len(tokens)
 
 
-def test_a_server_is_told_the_subtitles() -> None:
+def test_a_server_gets_the_subtitles() -> None:
     # 0 and 0.5 s: what vLLM takes for a list of frames
     prompt, messages = build("qwen3_vl", [video((0.0, 0.5), 2.0, CUES, 32)])
     (user,) = messages(prompt, "vllm")

@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.processes import ROOT
 from tests.support.published.case import Published, media
-from tests.support.scored_sets import MODEL, Prepared, config_of, prepare, prompts, score
+from tests.support.scored_sets import MODEL, Prepared, Scored, config_of, prepare, prompts, score
 from vlm_pg.cli import main
 
 MAP = """\
@@ -57,8 +57,8 @@ class LastLine:
         word = output.split("\\n")[-1].strip()
         if word == "broken":
             raise ValueError("a broken line")
-        said = [option[0] for option in sample.options if word and option.endswith(word)]
-        letter = said[0] if len(said) == 1 else None
+        letters = [option[0] for option in sample.options if word and option.endswith(word)]
+        letter = letters[0] if len(letters) == 1 else None
         return Reading(letter, float(letter == sample.answer))
 
 def of_rooms(answered):
@@ -76,6 +76,11 @@ def rooms(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare("generic", tmp_path_factory.mktemp("rooms"), CASE)
 
 
+def readings(scored: Scored) -> dict[str, tuple[str | None, float]]:
+    """Answer and score of each question's one output."""
+    return {name: (line["outputs"][0]["answer"], line["outputs"][0]["score"]) for name, line in scored.answers.items()}
+
+
 def own_protocol(folder: Path, **changes: object) -> str:
     """A YAML file; with the functions of CODE where ``changes`` name them."""
     (folder / "mine.py").write_text(CODE)
@@ -86,24 +91,21 @@ def own_protocol(folder: Path, **changes: object) -> str:
     return str(path)
 
 
-def test_without_a_protocol_the_configuration_asks(rooms: Prepared, tmp_path: Path) -> None:
-    words = {"system": "Look.", "instructions": {"multiple_choice": "One letter."}}
-    row = prompts(tmp_path, rooms, None, prompt=words, rollout={"max_new_tokens": 64})["1"]
-    assert row["system"] == "Look." and row["user"].startswith("What is it?") and "One letter." in row["user"]
-    assert all(option in row["user"] for option in ("A. a cup", "B. a plate", "C. a fork"))
-    assert (row["settings"]["protocol"], row["settings"]["max_new_tokens"]) == (None, 64)
-
-
+@pytest.mark.matrix
 def test_without_a_protocol_ours_reads_and_categories_are_averaged(rooms: Prepared, tmp_path: Path) -> None:
     scored = score(tmp_path, rooms.records, OUTPUTS | {"3": "A"})
-    assert scored.row["reader"] == "ours"
-    read = {name: (line["outputs"][0]["answer"], line["outputs"][0]["score"]) for name, line in scored.answers.items()}
-    assert read == {"1": ("B", 1.0), "2": ("C", 1.0), "3": ("A", 1.0), "4": (None, 0.0)}
-    assert scored.counts == (4, 4, 1, 0, 0) and scored.row["accuracy"] == 0.75
+    assert scored.row["reader"] == "ours" and readings(scored) == {
+        "1": ("B", 1),
+        "2": ("C", 1),
+        "3": ("A", 1),
+        "4": (None, 0),
+    }
+    assert scored.counts == {"total": 4, "scored": 4, "unparsed": 1} and scored.row["accuracy"] == 0.75
     by_room = {name: (one["accuracy"], one["n"]) for name, one in scored.row["by_category"].items()}
     assert by_room == {"kitchen": (1.0, 2), "hall": (0.5, 2)}
 
 
+@pytest.mark.matrix
 def test_a_protocol_of_one_s_own_asks_in_its_words(rooms: Prepared, tmp_path: Path) -> None:
     row = prompts(tmp_path, rooms, own_protocol(tmp_path))["2"]
     assert row["user"] == "What lies there? Choose:\n(A) a cup\n(B) a plate\n(C) a fork"
@@ -115,10 +117,9 @@ def test_a_reader_and_an_aggregation_of_one_s_own(rooms: Prepared, tmp_path: Pat
     protocol = own_protocol(tmp_path, **functions)
     scored = score(tmp_path, rooms.records, OUTPUTS, protocol)
     # plate is B and right, fork C and right, there B and wrong (A), and an empty last line is no answer.
-    read = {name: (line["outputs"][0]["answer"], line["outputs"][0]["score"]) for name, line in scored.answers.items()}
-    assert read == {"1": ("B", 1.0), "2": ("C", 1.0), "3": ("B", 0.0), "4": (None, 0.0)}
+    assert readings(scored) == {"1": ("B", 1), "2": ("C", 1), "3": ("B", 0), "4": (None, 0)}
     assert scored.row["reader"] == functions["reader"] and scored.row["rule"] == "Mean of the rooms' means"
-    assert scored.group("room") == {"hall": (0.0, 2), "kitchen": (1.0, 2)} and scored.figure("mean of rooms") == 0.5
+    assert scored.group("room") == {"hall": (0.0, 2), "kitchen": (1.0, 2)} and scored.figures["mean of rooms"] == 0.5
     assert scored.row["notes"] == ["2 rooms"]
     result = json.loads((tmp_path / "scored-outputs" / "result.json").read_text())
     assert set(result["protocol"]["decides"]["functions"]) == set(functions.values())
@@ -127,7 +128,7 @@ def test_a_reader_and_an_aggregation_of_one_s_own(rooms: Prepared, tmp_path: Pat
 
 
 def test_the_guide_s_example_works(rooms: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers in their last line: 1 and 2 are right, 3 is wrong, 4 says nothing."""
+    """Answers in their last line: 1 and 2 are right, 3 is wrong, 4 is empty."""
     guide = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     example = textwrap.dedent(
         guide.partition("    # rooms.yaml")[2].partition("\nAn answer of None")[0].partition("\n")[2]
@@ -141,8 +142,7 @@ def test_the_guide_s_example_works(rooms: Prepared, tmp_path: Path, monkeypatch:
     assert scored.group("room") == {"hall": (0.0, 2), "kitchen": (1.0, 2)}
     assert (scored.row["rule"], scored.row["accuracy"]) == ("Mean over questions, and by room", 0.5)
     assert scored.row["n_unparsed"] == 1 and scored.row["reader"] == "rooms.py:LastLine"
-    asked = prompts(tmp_path, rooms, "rooms.yaml")["1"]
-    assert asked["user"] == "What is it?\nAnswer in your last line."
+    assert prompts(tmp_path, rooms, "rooms.yaml")["1"]["user"] == "What is it?\nAnswer in your last line."
 
 
 def test_a_reader_that_fails_ends_the_scoring_and_leaves_nothing(
@@ -151,12 +151,13 @@ def test_a_reader_that_fails_ends_the_scoring_and_leaves_nothing(
     protocol = own_protocol(tmp_path, reader=f"{tmp_path}/mine.py:LastLine")
     (tmp_path / "o.json").write_text(json.dumps(OUTPUTS | {"4": "broken"}))
     assert main(["score", rooms.records, str(tmp_path / "o.json"), "--protocol", protocol]) == 2
-    said = capsys.readouterr().err
-    assert "mine.py:LastLine', raises ValueError: a broken line for question '4'" in said
-    assert "A vlm_pg.eval.contracts.Reading is expected" in said
+    message = capsys.readouterr().err
+    assert "mine.py:LastLine', raises ValueError: a broken line for question '4'" in message
+    assert "A vlm_pg.eval.contracts.Reading is expected" in message
     assert not (tmp_path / "scored-o").exists()
 
 
+@pytest.mark.matrix
 def test_answers_read_by_another_text_of_the_function_are_not_added_to(
     rooms: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,18 +174,18 @@ def test_answers_read_by_another_text_of_the_function_are_not_added_to(
     (tmp_path / "mine.py").write_text(f"{CODE}\n# read otherwise\n")
     capsys.readouterr()
     assert main(config) == 2
-    said = capsys.readouterr().err
-    assert "holds an unfinished evaluation with another protocol: functions." in said and "eval.resume=never" in said
+    message = capsys.readouterr().err
+    assert "holds an unfinished evaluation with another protocol: functions." in message
 
 
 def test_samples_for_lmms_eval_count_the_questions_that_are_not_asked(tmp_path: Path) -> None:
     """The first record is of a type that the protocol has no words for, the second cannot be used: the third is 2."""
-    asked = {"problem": "Which?", "data_type": "text", "options": ["A. x", "B. y"], "solution": "<answer>B</answer>"}
+    choice = {"problem": "Which?", "data_type": "text", "options": ["A. x", "B. y"], "solution": "<answer>B</answer>"}
     number = {"problem": "1 + 1?", "data_type": "text", "problem_type": "numerical", "solution": "<answer>2</answer>"}
     rows = [
         number | {"problem_id": "number"},
-        asked | {"problem_id": "bad", "problem_type": "multiple choice", "problem": ""},
-        asked | {"problem_id": "choice", "problem_type": "multiple choice"},
+        choice | {"problem_id": "bad", "problem_type": "multiple choice", "problem": ""},
+        choice | {"problem_id": "choice", "problem_type": "multiple choice"},
     ]
     (tmp_path / "set.json").write_text(json.dumps(rows))
     made = Prepared(str(tmp_path / "set.json"), str(tmp_path))
