@@ -56,11 +56,6 @@ class Row(NamedTuple):
     parts: str
     picture: Path | None
 
-    @property
-    def cells(self) -> tuple[str, str, str, str, float | None, float | None]:
-        """The values of ``COLUMNS``."""
-        return self[:6]
-
     @classmethod
     def of(cls, record: Mapping[str, Any], folder: Path) -> Row:
         """The row of a line of rollouts.jsonl; ``folder`` is the run's."""
@@ -193,16 +188,15 @@ class WandbAdapter(Adapter):
         self._start(WandBTracker(run.project, **options))
         self.tracker.store_init_configuration(dict(run.config))
         started = self.tracker.tracker
-        if started.offline:
-            return f"offline, to be sent with wandb sync {started.dir.removesuffix('/files')}"
-        return str(started.url)
+        offline = f"offline, to be sent with wandb sync {started.dir.removesuffix('/files')}"
+        return offline if started.offline else str(started.url)
 
     def log_rollouts(self, step: int, rows: Sequence[Row]) -> None:
         """A table ``rollouts`` with a picture per row."""
         import wandb
 
         pictures = {path: wandb.Image(str(path)) for path in _pictures(rows)}
-        cells = [[*row.cells, pictures.get(row.picture) if row.picture else None] for row in rows]
+        cells = [[*row[: len(COLUMNS)], pictures.get(row.picture) if row.picture else None] for row in rows]
         self.tracker.log_table("rollouts", columns=[*COLUMNS, "frames"], data=cells, step=step)
 
     def log_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -233,21 +227,19 @@ class SwanlabAdapter(Adapter):
         """A table ``rollouts``, and the questions' pictures as ``frames``."""
         import swanlab
 
-        def cell(value: str | float | None) -> str:  # tables have texts only, and no missing values
+        def cell(value: Any) -> str:  # tables have texts only, and no missing values
             if isinstance(value, str):
                 return value.replace(_PYECHARTS_MARK, _PYECHARTS_MARK.replace("_", "-"))
             return "no value" if value is None else f"{value:.4g}"
 
         table = swanlab.echarts.Table()
-        table.add(list(COLUMNS), [[cell(value) for value in row.cells] for row in rows])
+        table.add(list(COLUMNS), [[cell(value) for value in row[: len(COLUMNS)]] for row in rows])
         images = [swanlab.Image(str(path), caption=sample) for path, sample in _pictures(rows).items()]
         self.tracker.log({"rollouts": table, **({"frames": images} if images else {})}, step=step)
 
     def finish(self, failed: bool) -> None:
-        if failed:
-            self.tracker.tracker.finish(state="crashed", error="the run ended in an error")
-        else:
-            self.tracker.finish()
+        crashed = {"state": "crashed", "error": "the run ended in an error"}
+        self.tracker.tracker.finish(**(crashed if failed else {}))
 
 
 class MlflowAdapter(Adapter):

@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import yaml
@@ -42,6 +42,7 @@ START_PAUSES = (5.0, 30.0, 60.0)
 STALL_SECONDS = 600.0
 # The end of a run reports a tracker that takes longer.
 QUIET_SECONDS = 2.0
+_GOES_ON = "The run goes on; metrics.jsonl has everything."
 
 
 class Kind(NamedTuple):
@@ -100,8 +101,10 @@ class Trackers:
     ):
         self._tracker_seconds = settings.tracker_seconds
         config = flat_config(yaml.safe_load(folder.config.read_bytes())) if folder.config.is_file() else {}
-        run = TrackedRun(folder, settings.project, name, config, None, resume_step)
-        every = settings.track_rollouts_every
+        run, every = (
+            TrackedRun(folder, settings.project, name, config, None, resume_step),
+            settings.track_rollouts_every,
+        )
         self._feeds = [TrackerFeed(tracker, run, every, info, warn) for tracker in settings.trackers]
 
     def step_done(self, step: int) -> None:
@@ -121,9 +124,7 @@ class Trackers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A second Ctrl-C, while the run stops, ends it at once.
         self.close(failed=kind is not None, seconds=0.0 if kind is KeyboardInterrupt else None)
 
@@ -174,10 +175,7 @@ class TrackerFeed:
         seconds = time.monotonic() - self._progress_seconds
         if not self._has_stalled and seconds > STALL_SECONDS:
             self._has_stalled = True
-            self._warn_of(
-                f"has taken nothing for {seconds:.0f} s and is at step {self._delivered}. The run goes on; "
-                "metrics.jsonl has everything."
-            )
+            self._warn_of(f"has taken nothing for {seconds:.0f} s and is at step {self._delivered}. {_GOES_ON}")
 
     def finish(self, failed: bool) -> None:
         with self._changed:
@@ -200,19 +198,16 @@ class TrackerFeed:
         if not self._has_started:
             self._warn_of("could not start while the run lasted. metrics.jsonl has everything.")
         if self._missing:
-            first, last = self._missing[0], self._missing[-1]
-            self._warn_of(
-                f"did not take {len(self._missing)} of the steps {first} to {last}, or not in full. metrics.jsonl has "
-                "them."
-            )
+            steps = f"{len(self._missing)} of the steps {self._missing[0]} to {self._missing[-1]}"
+            self._warn_of(f"did not take {steps}, or not in full. metrics.jsonl has them.")
         if self._has_started and self._delivered < self._complete:
             self._warn_of(f"is incomplete. {state}")
 
     def _serve(self) -> None:
         """The thread: start the tracker's run, send each step once it is complete, end the tracker's run."""
-        pauses = iter(START_PAUSES)
+        pauses = chain(START_PAUSES, repeat(START_PAUSES[-1]))
         while not self._attempt("could not start", self._start):
-            if self._is_finished_within(next(pauses, START_PAUSES[-1])):
+            if self._is_finished_within(next(pauses)):
                 return
         self._has_started = True
         self._progress_seconds = time.monotonic()
@@ -245,12 +240,12 @@ class TrackerFeed:
         self._delivered = max(self._delivered, complete)
 
     def _try_step(self, step: int, send: Callable[[int, Any], None], values: Any) -> bool:
-        for pause in (*STEP_PAUSES, None):
+        for pause in STEP_PAUSES:
             if self._attempt(f"failed in step {step}", send, step, values):
                 return True
-            if pause is None or self._is_finished_within(pause):
-                break
-        return False
+            if self._is_finished_within(pause):
+                return False
+        return self._attempt(f"failed in step {step}", send, step, values)
 
     def _attempt(self, failure: str, call: Callable[..., object], *arguments: Any) -> bool:
         """Whether the call returned. The first error of all is printed, every one is in the tracker's log."""
@@ -262,7 +257,7 @@ class TrackerFeed:
             if not self._has_warned:
                 self._has_warned = True
                 words = printable(f"{type(error).__name__}: {error}", 300)
-                self._warn_of(f"{failure} ({words}). The run goes on; metrics.jsonl has everything.")
+                self._warn_of(f"{failure} ({words}). {_GOES_ON}")
             return False
         return True
 
@@ -289,10 +284,9 @@ class SentSteps(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> SentSteps:
         """An empty state without a file, or with one that cannot be read."""
-        try:
+        found: dict[str, Any] = {}
+        with suppress(OSError):
             found = parse_json_line(path.read_bytes()) or {}
-        except OSError:
-            return cls()
         run_id, step = found.get("run_id"), found.get("step")
         return cls(run_id if isinstance(run_id, str) else None, step if type(step) is int else 0)
 
@@ -324,8 +318,8 @@ class StepReader:
         while self._waiting and self._waiting[0]["step"] <= up_to:
             line = self._waiting[0]
             step, phase = line["step"], line["phase"]
-            numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
-            scalars = {f"{phase}/{key}": value for key, value in numbers.items() if key not in RESERVED_KEYS}
+            numbers = {key: line[key] for key in line if key not in RESERVED_KEYS}
+            scalars = {f"{phase}/{key}": value for key, value in numbers.items() if isinstance(value, int | float)}
             yield step, scalars, self._rows.get((step, phase), [])
             self._waiting.pop(0)
             self._rows.pop((step, phase), None)
@@ -354,9 +348,8 @@ def flat_config(config: Any, prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for key, value in config.items() if isinstance(config, Mapping) else ():
-        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat |= flat_config(value, f"{name}.")
+            flat |= flat_config(value, f"{prefix}{key}.")
         else:
-            flat[name] = value if isinstance(value, bool | int | float | str | None) else str(value)
+            flat[f"{prefix}{key}"] = value if isinstance(value, bool | int | float | str | None) else str(value)
     return flat

@@ -351,7 +351,7 @@ class _Run:
             bad_samples=dict(self.bad_log.counts) if self.bad_log else {},
             **({} if best is None else {"best_checkpoint": f"{best.parent.name}/{best.name}"}),
         )
-        self.timeline.hand_in()
+        self.timeline.flush()
         if self.ranks.is_rank0:
             if self.config.observe.report:
                 from vlm_pg.observe.report import write_report

@@ -35,7 +35,7 @@ def recorded(folder: Path, megabytes: int = 1, steps: int = 2, phases_per_step: 
             for _ in range(phases_per_step):
                 with phases.timed("train"), phases.timed("idle"):
                     pass
-            timeline.hand_in()
+            timeline.flush()
     return timeline, phases
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from vlm_pg.observe.report.markup import (
 )
 from vlm_pg.observe.report.read import RunData, Series, is_step, read_run
 from vlm_pg.observe.report.rollouts import rollouts_view
-from vlm_pg.observe.report.timeline import PHASES, color_of, name_of, timeline_view
+from vlm_pg.observe.report.timeline import in_order, phase_style, timeline_view
 from vlm_pg.observe.text import one_line
 
 _TEMPLATE = Path(__file__).parent / "templates" / "run.html"
@@ -47,6 +48,9 @@ def write_report(run_dir: Path) -> Path:
     Reads nothing outside the folder; works for a run in progress. Raises ConfigError when it is no run's folder.
     """
     run = read_run(Path(run_dir))
+    done, planned = run.metrics.last_step, dict_at(run.config, "training").get("steps")
+    bad_counts, more_reasons = first(list(run.bad_counts.items()), _MAX_REASONS)
+    bad_samples = [(reason, count, run.bad_samples.get(reason, {})) for reason, count in bad_counts]
     return write_page(
         run.folder.report,
         _TEMPLATE,
@@ -58,26 +62,18 @@ def write_report(run_dir: Path) -> Path:
         finished=run.summary.get("finished") is True,
         model=dict_at(run.config, "model").get("path") or "model unknown",
         data=dict_at(run.config, "data").get("train") or "data unknown",
-        steps=_steps_text(run),
+        steps=f"step {done:,} of {planned:,}" if is_step(planned) and planned > done else f"{done:,} steps",
         accuracy=accuracy_view(run),
         curves=curves_view(run),
         rollouts=rollouts_view(run),
         sharing=sharing_view(run),
         time=time_view(run),
         timeline=timeline_view(run),
-        bad=bad_samples_view(run),
+        bad={"rows": bad_samples, "more": more_reasons},
         versions=list(first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS)),
         eval_files=list(first_entries(run.eval_files, _MAX_FILES)),
         config=run.config_text and shown(run.config_text, _MAX_CONFIG_CHARACTERS),
     )
-
-
-def _steps_text(run: RunData) -> str:
-    done = run.metrics.last_step
-    planned = dict_at(run.config, "training").get("steps")
-    if is_step(planned) and planned > done:
-        return f"step {done:,} of {planned:,}"
-    return f"{done:,} steps"
 
 
 def _accuracy_tile(run: RunData) -> dict[str, str | None]:
@@ -109,8 +105,7 @@ def _sharing_tile(run: RunData) -> dict[str, str | None]:
     title, totals = "tokens saved by sharing", sharing_totals(run)
     if totals is None:
         return tile(title, "–", "not counted yet")
-    computed, repeated = totals
-    return tile(title, percent(1 - computed / repeated), f"{repeated - computed:,} of {repeated:,}")
+    return tile(title, percent(1 - totals[0] / totals[1]), f"{totals[1] - totals[0]:,} of {totals[1]:,}")
 
 
 def _time_tile(run: RunData) -> dict[str, str | None]:
@@ -219,24 +214,21 @@ def saved_share(metrics: Mapping[str, Series]) -> Series | None:
     """1 - tokens computed / tokens with the prefix repeated, for the steps that counted both."""
     if "tokens_computed" not in metrics or "tokens_repeated" not in metrics:
         return None
-    computed = dict(zip(metrics["tokens_computed"].steps, metrics["tokens_computed"].values, strict=True))
-    saved = Series()
-    for step, repeated in zip(metrics["tokens_repeated"].steps, metrics["tokens_repeated"].values, strict=True):
-        if step in computed and repeated > 0:
-            saved.steps.append(step)
-            saved.values.append(1 - computed[step] / repeated)
-    return saved if saved.steps else None
+    both = metrics["tokens_computed"], metrics["tokens_repeated"]
+    computed, repeated = (dict(zip(series.steps, series.values, strict=True)) for series in both)
+    saved = {step: 1 - computed[step] / number for step, number in repeated.items() if step in computed and number > 0}
+    return Series(array("q", saved), array("d", saved.values())) if saved else None
 
 
 def _phase_charts(run: RunData) -> list[LineChart]:
     """Metrics of other phases (an evaluation now and then) that changed over at least two steps."""
-    found = []
-    for phase in sorted(set(run.metrics.phases) - {"train"}):
-        for key, series in sorted(run.metrics.of(phase).items()):
-            if len(series.steps) > 1:
-                name = one_line(f"{phase}: {key}", _MAX_NAME_CHARACTERS)
-                found.append(LineChart(name, "", (make_curve(name, series),)))
-    return found[:_MAX_OTHER_CHARTS]
+    named = [
+        (one_line(f"{phase}: {key}", _MAX_NAME_CHARACTERS), series)
+        for phase in sorted(set(run.metrics.phases) - {"train"})
+        for key, series in sorted(run.metrics.of(phase).items())
+        if len(series.steps) > 1
+    ]
+    return [LineChart(name, "", (make_curve(name, series),)) for name, series in named[:_MAX_OTHER_CHARTS]]
 
 
 def time_view(run: RunData) -> dict[str, Any]:
@@ -246,12 +238,11 @@ def time_view(run: RunData) -> dict[str, Any]:
     if not seconds:
         reason = run.missing.get("summary.json", "summary.json holds no seconds per phase yet.")
         return {"parts": [], "missing": reason, "total": None}
-    names = [name for name in PHASES if name in seconds] + sorted(set(seconds) - set(PHASES))
     total = max(stated.get("total") or 0.0, sum(seconds.values()))
-    parts = [(name_of(name), color_of(name), seconds[name]) for name in names]
+    parts = [(*phase_style(name), seconds[name]) for name in in_order(set(seconds))]
     unaccounted = total - sum(seconds.values())
     if unaccounted > 0.005 * total:
-        parts.append(("everything else", color_of(""), unaccounted))
+        parts.append(("everything else", phase_style("")[1], unaccounted))
     total = total or 1.0
     return {"parts": [(name, color, value, value / total) for name, color, value in parts], "total": total}
 
@@ -274,19 +265,6 @@ def sharing_view(run: RunData) -> dict[str, Any] | None:
     if totals is None:
         return None
     computed, repeated = totals
-    return {
-        "ratio": repeated / computed,
-        "share": computed / repeated,
-        "widest": max(computed, repeated),
-        "rows": (
-            ("prefix repeated", "once per rollout", "before", repeated),
-            ("prefix shared", "once per group, as here", "after", computed),
-        ),
-        "kernel": run.summary.get("attention_kernel"),
-    }
-
-
-def bad_samples_view(run: RunData) -> dict[str, Any]:
-    """(reason, count, example) of samples that could not be used, and how many more reasons there are."""
-    reasons, more = first(list(run.bad_counts.items()), _MAX_REASONS)
-    return {"rows": [(reason, count, run.bad_samples.get(reason, {})) for reason, count in reasons], "more": more}
+    bars = [("prefix repeated", "once per rollout", "before", repeated)]
+    bars.append(("prefix shared", "once per group, as here", "after", computed))
+    return {"computed": computed, "repeated": repeated, "bars": bars, "kernel": run.summary.get("attention_kernel")}
