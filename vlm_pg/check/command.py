@@ -9,13 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vlm_pg.check.findings import REFUSED, WARNED, Finding, SetTally, lines, write_reports
 from vlm_pg.check.leakage import LeakageCheck
 from vlm_pg.check.lengths import LengthRules, PromptLengths
 from vlm_pg.check.records import RecordChecker
-from vlm_pg.check.sets import CheckedSet, Facts, MediaSource, Presentation, Prober, mixture_fault, sets_of, too_many_bad
+from vlm_pg.check.sets import CheckedSet, MediaSource, Presentation, Prober, mixture_fault, sets_of, too_many_bad
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
 from vlm_pg.data.dedup import Ledger
@@ -85,7 +84,18 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     end += "; a run would end at once" if ends else ""
     console.info(f"check: {end}; {warnings:,} warning(s)" + (f"; written to {out}" if out is not None else ""))
     if out is not None:
-        write_reports(out, tallies, _settings(config, decode))
+        media = config.media
+        settings = {
+            "model": config.model.path,
+            "frames": f"{media.fps:g} a second" if media.num_frames is None else f"{media.num_frames}, evenly",
+            "max_frames": media.most_frames,
+            "max_pixels": media.max_pixels,
+            "max_prompt_tokens": config.prompt.max_prompt_tokens,
+            "max_new_tokens": config.rollout.max_new_tokens,
+            "decoded": decode,
+            "protocols": config.eval.protocols,
+        }
+        write_reports(out, tallies, settings)
     fault = None if data is not None else mixture_fault(config.data, sets)
     if fault is not None:
         raise fault
@@ -105,7 +115,7 @@ class SetCheck:
         ledger: Ledger,
         prober: Prober,
         checker: RecordChecker,
-        on_finding: Callable[[Finding], None],
+        on_finding: Callable[[Finding], object],
         names_sets: bool,
     ):
         self._ledger, self._prober, self._checker = ledger, prober, checker
@@ -119,10 +129,11 @@ class SetCheck:
             ModelError: it has media and the model reads text alone.
         """
         total, table = count_raw(one.path), f"ids of {one.name}"
+        total = total if one.limit is None else min(total, one.limit)
         leakage = LeakageCheck(self._ledger, one.name, one.trains, self._checker.same_gold)
         # Records with the keys of their media.
         waiting: deque[tuple[Sample | BadSample, list[str | SampleError]]] = deque()
-        with Bar(f"Checking {one.name}", total if one.limit is None else min(total, one.limit)) as bar:
+        with Bar(f"Checking {one.name}", total) as bar:
 
             def settle(count: int) -> None:
                 self._settle([waiting.popleft() for _ in range(count)], one, leakage, tally)
@@ -154,7 +165,12 @@ class SetCheck:
                 found = [Finding(record)]
             else:
                 found = next(checked)
-                self._count_media(one, record, of_media, tally)
+                for ref, fact in zip(record.media, of_media, strict=True):
+                    # Each medium of a set counts once, under any file name.
+                    if isinstance(fact, MediaFacts) and self._ledger.add(f"media of {one.name}", fact.content):
+                        tally.media += 1
+                        if ref.kind == "video":
+                            tally.seconds.add(fact.seconds)
                 if not any(finding.is_refusal for finding in found):
                     # Training leaves refused records out: they neither repeat a question nor leak.
                     found += leakage.findings(record, [fact for fact in of_media if isinstance(fact, MediaFacts)])
@@ -163,14 +179,6 @@ class SetCheck:
             tally.add(found)
             for each in found:
                 self._on_finding(each)
-
-    def _count_media(self, one: CheckedSet, sample: Sample, facts: list[Facts], tally: SetTally) -> None:
-        """Each medium of a set counts once, under any file name."""
-        for ref, fact in zip(sample.media, facts, strict=True):
-            if isinstance(fact, MediaFacts) and self._ledger.add(f"media of {one.name}", fact.content):
-                tally.media += 1
-                if ref.kind == "video":
-                    tally.seconds.add(fact.seconds)
 
 
 def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool) -> Iterator[str]:
@@ -258,31 +266,13 @@ def _media_sources(
 
 
 @contextmanager
-def _written(out: Path | None) -> Iterator[Callable[[Finding], None]]:
+def _written(out: Path | None) -> Iterator[Callable[[Finding], object]]:
     """Writes findings in order, in the form of a run's bad samples."""
     if out is None:
         yield lambda finding: None
         return
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / REFUSED, durable=False) as refused, replacing(out / WARNED, durable=False) as warned:
-
-        def write(finding: Finding) -> None:
-            line = line_of(finding.bad).encode(errors="backslashreplace")
-            (refused if finding.is_error else warned).write(line)
-
-        yield write
-
-
-def _settings(config: RunConfig, decode: bool) -> dict[str, Any]:
-    """The settings that figures depend on."""
-    media = config.media
-    return {
-        "model": config.model.path,
-        "frames": f"{media.fps:g} a second" if media.num_frames is None else f"{media.num_frames}, evenly",
-        "max_frames": media.most_frames,
-        "max_pixels": media.max_pixels,
-        "max_prompt_tokens": config.prompt.max_prompt_tokens,
-        "max_new_tokens": config.rollout.max_new_tokens,
-        "decoded": decode,
-        "protocols": config.eval.protocols,
-    }
+        yield lambda finding: (refused if finding.is_error else warned).write(
+            line_of(finding.bad).encode(errors="backslashreplace")
+        )

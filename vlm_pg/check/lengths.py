@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -102,7 +101,20 @@ class PromptLengths(AbstractContextManager["PromptLengths"]):
         size = -(-len(questions) // self._workers)
         chunks = [questions[start : start + size] for start in range(0, len(questions), size)]
         futures = [self._pool.submit(measured, key, chunk, label="prompts") for chunk in chunks]
-        return lambda: [length for future in futures for length in _result(future)]
+
+        def results() -> list[Length]:
+            lengths: list[Length] = []
+            for future in futures:
+                try:
+                    found = future.result()
+                except SampleError as error:  # the process ended or hung: no fault of any one record
+                    raise RuntimeError(f"a process that measured prompts was lost: {error}") from error
+                if isinstance(found, str):
+                    raise ModelError(found)
+                lengths += found
+            return lengths
+
+        return results
 
     def _processor_modules(self) -> list[str]:
         """Modules of the processor's classes: workers share them if they are imported before the fork."""
@@ -133,13 +145,3 @@ def _measurer(rules: bytes) -> Measurer:
 @cache
 def _model(settings: bytes) -> WeightlessPolicy:
     return WeightlessPolicy(pickle.loads(settings))
-
-
-def _result(future: Future[list[Length] | str]) -> list[Length]:
-    try:
-        found = future.result()
-    except SampleError as error:  # the process ended or hung: no fault of any one record
-        raise RuntimeError(f"a process that measured prompts was lost: {error}") from error
-    if isinstance(found, str):
-        raise ModelError(found)
-    return found

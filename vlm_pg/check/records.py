@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import compress
 from typing import Any
 
 from vlm_pg.answers.options import choices_of, same_text
-from vlm_pg.check.findings import Finding, error, refusal, warning
+from vlm_pg.check.findings import Finding, error, warning
 from vlm_pg.check.lengths import LengthRules, PromptLengths
 from vlm_pg.check.sets import Facts
 from vlm_pg.errors import SampleError
@@ -70,21 +71,19 @@ class RecordChecker(AbstractContextManager["RecordChecker"]):
         """
         known = [tuple(one for one in of_media if isinstance(one, MediaFacts)) for of_media in facts]
         is_whole = [len(found) == len(sample.media) for sample, found in zip(samples, known, strict=True)]
-        whole = [
-            (sample, found) for sample, found, all_there in zip(samples, known, is_whole, strict=True) if all_there
-        ]
-        lengths_of = self._lengths.start(whole, rules)
+        lengths_of = self._lengths.start(list(compress(zip(samples, known, strict=True), is_whole)), rules)
         faults = list(gold_faults(samples, self._rewarder, self._num_tokens))
         lengths = iter(lengths_of())
         for sample, of_media, fault, all_there in zip(samples, facts, faults, is_whole, strict=True):
-            found = [refusal(sample, one) for one in of_media if isinstance(one, SampleError)]
+            found = [error(sample, one, is_refusal=True) for one in of_media if isinstance(one, SampleError)]
             found += equal_options(sample)
             found += [] if fault is None else [error(sample, fault)]
             if all_there:
                 length = next(lengths)
                 if length.tokens is not None:
                     on_length(length.tokens)
-                found += [] if length.fault is None else [refusal(sample, SampleError(*length.fault))]
+                if length.fault is not None:
+                    found.append(error(sample, SampleError(*length.fault), is_refusal=True))
             yield found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,26 +52,17 @@ def check_sizes(files: Iterable[Path]) -> None:
         expected, rows = sizes_of(manifests[folder]).get(file.name), manifests[folder]["files"].get(file.name)
         if (expected is None and rows is None) or not file.is_file():
             continue
-        if expected is not None:
-            _compare(file, file.stat().st_size, expected, "bytes")
-        elif isinstance(rows, int) and file.suffix == ".parquet":
-            _compare(file, _rows_in(file), rows, "rows")
+        unit, actual = "bytes", file.stat().st_size
+        if expected is None and isinstance(rows, int) and file.suffix == ".parquet":
+            import pyarrow.parquet
 
-
-def _compare(file: Path, came: int | None, expected: int, unit: str) -> None:
-    if came not in (None, expected):
-        raise ConfigError(
-            f"Data file '{printable(str(file), 300)}' has {came:,} {unit}; it had {expected:,} when it was prepared, "
-            f"as the {MANIFEST} beside it says. It is read as it was written. Prepare the data set again with "
-            "--overwrite; a file that you changed yourself goes into a folder of its own."
-        )
-
-
-def _rows_in(file: Path) -> int | None:
-    """None of a damaged file: reading it raises the error."""
-    import pyarrow.parquet
-
-    try:
-        return int(pyarrow.parquet.read_metadata(file).num_rows)
-    except Exception:  # whatever the reader raises on a file is wrong with the file
-        return None
+            unit, actual = "rows", rows
+            with suppress(Exception):  # of a damaged file: reading it raises the error
+                actual = pyarrow.parquet.read_metadata(file).num_rows
+            expected = rows
+        if expected is not None and actual != expected:
+            raise ConfigError(
+                f"Data file '{printable(str(file), 300)}' has {actual:,} {unit}; it had {expected:,} when it was "
+                f"prepared, as the {MANIFEST} beside it says. It is read as it was written. Prepare the data set again "
+                "with --overwrite; a file that you changed yourself goes into a folder of its own."
+            )

@@ -85,7 +85,7 @@ class DataSettings(Settings):
         return frozenset(name for name, weight in self.mixture.items() if not weight)
 
     @property
-    def asked_sets(self) -> dict[str, Path]:
+    def used_sets(self) -> dict[str, Path]:
         """``train_sets`` without those that ``data.mixture`` leaves out."""
         # A single path has the name "", and its sources are no sets.
         return {name: path for name, path in self.train_sets.items() if not name or name not in self.weightless}

@@ -1,4 +1,4 @@
-"""Evaluation sets are checked as they are asked: in the words, frames and limits of their protocols."""
+"""Evaluation sets are checked as they are presented: in the words, frames and limits of their protocols."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def test_lengths_are_those_of_the_protocols_words(folder: Folder, capsys: pytest
 
 def test_frames_are_the_protocols_and_training_keeps_its_own(folder: Folder) -> None:
     """One file in both sets, looked at once for each way of showing it: 4 frames in training, 2 under the protocol."""
-    asked = [about(1, "av1_video.mkv", problem="Which one?")]
-    folder.check(asked, asked, **protocol_of(folder))
+    records = [about(1, "av1_video.mkv", problem="Which one?")]
+    folder.check(records, records, **protocol_of(folder))
     both = tokens(folder, "data.train")["max"], tokens(folder)["max"]
-    folder.check(asked, asked)
+    folder.check(records, records)
     alike = tokens(folder, "data.train")["max"], tokens(folder)["max"]
     assert alike[0] == alike[1] == both[0]
     words = "Look. Which one?\nA. red\nB. blue\nOnly the letter."
@@ -99,6 +99,7 @@ def test_a_file_that_is_a_set_of_the_run_is_asked_as_the_run_asks_it(folder: Fol
     assert tokens(folder, "DATA")["max"] == by_the_template("Look. Which one?\nA. red\nB. blue\nOnly the letter.")
 
 
+@pytest.mark.matrix
 def test_prompts_under_a_protocol_are_measured_alike_in_processes(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,13 +62,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         ({"reward": None, "reward/accuracy": None, "kl": None}, "reward n/a (accuracy n/a)"),
         ({"reward": 1.0, "tokens_computed": 5, "tokens_repeated": 0}, "reward 1.00"),
         (
-            {
-                "reward": 1.0,
-                "no_value_share": 0.125,
-                "truncated_share": 0.25,
-                "pruned_share": 0.5,
-                "filled_groups": 3,
-            },
+            {"reward": 1.0, "no_value_share": 0.125, "truncated_share": 0.25, "pruned_share": 0.5, "filled_groups": 3},
             "reward 1.00 | 50 % of the rollouts pruned | 3 questions in their place | 25 % cut off at the length limit"
             " | 12 % without a reward value",
         ),
