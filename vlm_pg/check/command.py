@@ -40,7 +40,7 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     """Check every record of a run's sets; print the findings, and return whether there was no error.
 
     Args:
-        data: a file or folder of records in place of the configuration's sets.
+        data: a file or folder of records instead of the configuration's sets.
         decode: decode all frames that would be shown of every medium, into the cache where there is one.
         out: folder for ``check.json``, ``check.html``, ``refused.jsonl`` and ``warned.jsonl``.
 
@@ -188,7 +188,7 @@ def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool
     else:
         yield "media: read through, one frame of each video decoded (--decode decodes all that is shown)"
     if config.reward.judge.weight:
-        yield "reward.judge is not asked about gold answers"
+        yield "reward.judge does not grade gold answers"
     if not config.prompt.subtitles:
         yield "prompt.subtitles=false: files of subtitles are not read"
     if config.rollout.engine == "server":
@@ -251,8 +251,8 @@ def _media_sources(
     config: RunConfig, factor: int, keep: bool, stack: ExitStack
 ) -> Callable[[str, Path, Presentation], MediaSource]:
     """Media of a set, by its name, the path of its records and its presentation; ``stack`` ends the decoders."""
-    kept = config.cache if keep else None
-    pool = decoding_pool(config.media, kept)
+    cache = config.cache if keep else None
+    pool = decoding_pool(config.media, cache)
     if pool is not None:
         stack.enter_context(pool)
 
@@ -260,7 +260,7 @@ def _media_sources(
         media, subtitles = presentation.media, presentation.rules.prompt.subtitles
         root, remote = config.data.root_for(path, name), config.data.allow_remote
         key = hashlib.sha256(f"{subtitles} {media.model_dump_json()}".encode()).hexdigest()[:16]
-        return MediaSource(MediaLoader(media, root, remote, factor, pool, subtitles, kept), root, remote, key)
+        return MediaSource(MediaLoader(media, root, remote, factor, pool, subtitles, cache), root, remote, key)
 
     return media_of
 

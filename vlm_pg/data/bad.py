@@ -25,7 +25,7 @@ def line_of(bad: BadSample) -> str:
 class BadSampleLog:
     """Writes ``bad_samples.jsonl`` as faults happen and stops the run when too large a share is bad.
 
-    A fault (same sample, same reason, same place) is written once, also after a resume or in a later epoch. The share
+    A fault (same sample, reason and location) is written once, also after a resume or in a later epoch. The share
     is that of the samples tried since the log was opened; count samples before their faults.
 
     Args:

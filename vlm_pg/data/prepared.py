@@ -181,7 +181,7 @@ def is_shard(path: Path) -> bool:
             return False
         if _ROWS_KEY in written:
             return bool(written[_ROWS_KEY] == str(metadata.num_rows).encode())
-        *whole, last = (metadata.row_group(place).num_rows for place in range(metadata.num_row_groups))
+        *whole, last = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         is_laid_out = bool(whole) and set(whole) == {GROUP_ROWS} and last <= GROUP_ROWS
     except Exception:  # damaged: reading it raises the error
         return False

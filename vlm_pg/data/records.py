@@ -48,7 +48,7 @@ def read_records(path: Path, unpack: Unpack | None = None) -> tuple[list[Sample]
 
     Args:
         path: as ``read_raw`` takes it.
-        unpack: puts paths in the place of media inside a row (``Embedded``). None: such records are refused.
+        unpack: replaces media inside a row (``Embedded``) by paths. None: such records are refused.
 
     Raises:
         ConfigError: the file is missing, does not parse (with the line), has no records, or holds media without
@@ -68,9 +68,9 @@ def stream_records(
         first_at: ``(sample id, location)`` to the location where the id was first used, which it remembers.
     """
     found = False
-    for place, record in read_raw(path):
+    for location, record in read_raw(path):
         found = True
-        where = place.within(path)
+        where = location.within(path)
         if unpack is None:
             _refuse_embedded(path, record)
         try:
@@ -109,7 +109,7 @@ def _no_records(path: Path) -> ConfigError:
 
 
 def with_paths(record: Any, unpack: Unpack) -> Any:
-    """The record with paths in the place of media in its 'path'; other columns are ignored."""
+    """The record with paths for media in its 'path'; other columns are ignored."""
     return {**record, **unpack({"path": record["path"]})} if "path" in embedded_in(record) else record
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -166,31 +167,30 @@ class PreparedRecords(StreamedSamples):
 def _group_rows(file: Path) -> list[int]:
     import pyarrow.parquet
 
-    try:
+    with _damage_named(file):
         metadata = pyarrow.parquet.read_metadata(file)
         check_version(file, metadata.metadata)
         return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the reader raises on a file is wrong with the file
-        raise _unreadable(file, error) from error
 
 
 def _read_group(file: Path, group: int) -> list[Any]:
     import pyarrow.parquet
 
+    with _damage_named(file), pyarrow.parquet.ParquetFile(file, page_checksum_verification=True) as shard:
+        return list(shard.read_row_group(group).to_pylist())
+
+
+@contextmanager
+def _damage_named(file: Path) -> Iterator[None]:
     try:
-        with pyarrow.parquet.ParquetFile(file, page_checksum_verification=True) as shard:
-            return list(shard.read_row_group(group).to_pylist())
-    except Exception as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"The prepared set's '{printable(str(file), 300)}' cannot be read: {printable(str(error), 300)}. A complete "
-        "shard is expected. Prepare the data set again."
-    )
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the reader raises on a file is wrong with the file
+        raise ConfigError(
+            f"The prepared set's '{printable(str(file), 300)}' cannot be read: {printable(str(error), 300)}. A "
+            "complete shard is expected. Prepare the data set again."
+        ) from error
 
 
 def open_training(data: DataSettings) -> tuple[Sequence[Sample], list[BadSample]]:

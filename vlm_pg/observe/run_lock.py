@@ -141,7 +141,7 @@ def _beats(path: Path) -> bool:
 def _in_use(folder: Path, holder: dict[str, Any]) -> ConfigError:
     return ConfigError(
         f"run.dir '{folder}' is in use: {_named(holder)} trains in it. Two runs in one folder would go on from each "
-        f"other's weights. Wait until it ends or stop it, or choose another run.dir. ({folder / LOCK} says who it is.)"
+        f"other's weights. Wait until it ends or stop it, or choose another run.dir. ({folder / LOCK} names it.)"
     )
 
 

@@ -89,11 +89,13 @@ class Adapter:
     """Feeds one tracker; any method may raise what the library raises, and is called again except for ``finish``.
 
     Attributes:
+        packages: that pip installs; "" for the one named like the tracker.
         is_resumable: the tracker's run goes on under its id after a resume, and takes no step twice.
         run_id: the tracker's id of the run, once it has started.
         tracker: accelerate's tracker.
     """
 
+    packages = ""
     is_resumable = True
     run_id: str | None = None
     tracker: Any
@@ -161,7 +163,7 @@ class TensorboardAdapter(Adapter):
 
 
 def _as_code(rows: Sequence[Row]) -> str:
-    """A question and its rollouts as one block of Markdown's indented code, in which nothing is markup."""
+    """A question and its rollouts as one indented code block of Markdown, in which nothing is markup."""
     first = rows[0]
     lines = [f"sample {first.sample}", "question", first.question, f"answer {first.answer}"]
     for number, row in enumerate(rows):
@@ -245,6 +247,7 @@ class SwanlabAdapter(Adapter):
 class MlflowAdapter(Adapter):
     """MLflow, at ``MLFLOW_TRACKING_URI`` or its default; it keeps every value, so no step may be sent twice."""
 
+    packages = "mlflow-skinny sqlalchemy alembic"
     _step_and_time: tuple[int, int] = (0, 0)
 
     def start(self, run: TrackedRun) -> str:

@@ -45,19 +45,12 @@ QUIET_SECONDS = 2.0
 _GOES_ON = "The run goes on; metrics.jsonl has everything."
 
 
-class Kind(NamedTuple):
-    """A tracker: the module it is imported as, the packages that pip installs, and its adapter."""
-
-    module: str
-    packages: str
-    adapter: type[Adapter]
-
-
-KINDS = {
-    "tensorboard": Kind("tensorboard", "tensorboard", TensorboardAdapter),
-    "wandb": Kind("wandb", "wandb", WandbAdapter),
-    "swanlab": Kind("swanlab", "swanlab", SwanlabAdapter),
-    "mlflow": Kind("mlflow", "mlflow-skinny sqlalchemy alembic", MlflowAdapter),
+# By the name of the setting, which is the module's.
+ADAPTERS: dict[str, type[Adapter]] = {
+    "tensorboard": TensorboardAdapter,
+    "wandb": WandbAdapter,
+    "swanlab": SwanlabAdapter,
+    "mlflow": MlflowAdapter,
 }
 
 
@@ -70,11 +63,11 @@ def is_installed(module: str) -> bool:
 def refuse_missing(names: Sequence[str]) -> None:
     """Raise ConfigError for the first tracker that is not installed; imports none of them."""
     for name in names:
-        if not is_installed(KINDS[name].module):
+        if not is_installed(name):
             others = [other for other in names if other != name]
             raise ConfigError(
                 f"observe.trackers names {name}, which is not installed. It is optional: install it with "
-                f"'pip install {KINDS[name].packages}', or set observe.trackers=[{','.join(others)}]."
+                f"'pip install {ADAPTERS[name].packages or name}', or set observe.trackers=[{','.join(others)}]."
             )
 
 
@@ -143,7 +136,7 @@ class TrackerFeed:
         self, name: str, run: TrackedRun, every: int, info: Callable[[str], None], warn: Callable[[str], None]
     ):
         self._name, self._run, self._info, self._warn = name, run, info, warn
-        self._adapter = KINDS[name].adapter()
+        self._adapter = ADAPTERS[name]()
         self._home = run.folder.trackers
         self._log = self._home / f"{name}.log"
         self._state_path = self._home / f"{name}.json" if self._adapter.is_resumable else None
@@ -183,7 +176,7 @@ class TrackerFeed:
             self._changed.notify()
 
     def wait(self, end: float) -> None:
-        """Wait until the thread has ended or ``time.monotonic()`` reaches ``end``, and report what is missing."""
+        """Wait for the thread until ``time.monotonic()`` reaches ``end``, and report what is missing."""
         self._thread.join(max(0.0, min(QUIET_SECONDS, end - time.monotonic())))
         if self._thread.is_alive() and end > time.monotonic():
             self._info(f"{self._name}: sending what is left (observe.tracker_seconds limits it)")

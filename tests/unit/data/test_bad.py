@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.data.bad import BadSampleLog, line_of
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.types import BadSample
 
@@ -55,6 +55,15 @@ def test_a_line_cut_off_by_a_kill_is_written_again(tmp_path: Path) -> None:
     assert file.read_bytes() == whole
     log.record(bad(2))
     assert [json.loads(line)["sample_id"] for line in file.read_text().splitlines()] == ["1", "2"]
+
+
+def test_faults_that_are_not_unicode_are_read_back_equal(tmp_path: Path) -> None:
+    half = "\ud83d"
+    fault = BadSample(f"id{half}", "corrupt_media", f"caf\udce9{half}", f"{half}.jsonl:1", trace="Traceback ...")
+    assert BadSampleLog(tmp_path / "bad.jsonl", 1, 1).record(fault)
+    assert not BadSampleLog(tmp_path / "bad.jsonl", 1, 1).record(fault)
+    assert BadSample(**json.loads((tmp_path / "bad.jsonl").read_text("utf-8"))) == fault
+    assert "trace" not in line_of(bad(1))
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:

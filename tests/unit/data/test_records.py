@@ -6,19 +6,17 @@ A value that cannot be read costs its record, not the run, and no input takes ti
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.data_sets import write_shards
-from vlm_pg.data.bad import BadSampleLog, line_of
 from vlm_pg.data.fields import LONGEST_DETAILS
 from vlm_pg.data.prepared import to_row
 from vlm_pg.data.records import parse_record, read_records, to_record, write_records
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.types import ANSWER_KINDS, AnswerKind, BadSample, MediaRef, Sample
+from vlm_pg.types import ANSWER_KINDS, AnswerKind, MediaRef, Sample
 
 GOOD: dict[str, Any] = {
     "problem_id": 8,
@@ -279,12 +277,6 @@ def test_options_that_cannot_be_told_apart(options: list[str], message: str) -> 
     assert parse_record(GOOD | {"options": options, "problem_type": "free-form"}).answer == "A"
 
 
-def test_wrong_options_may_be_equal() -> None:
-    """The question can still be answered; data sets that are published hold such ones."""
-    sample = parse_record(GOOD | {"options": ["red", "blue", "red"], "solution": "<answer>B</answer>"})
-    assert sample.answer == "B"
-
-
 def test_an_endless_number_costs_the_record_that_needs_it(tmp_path: Path) -> None:
     digits = "9" * 5000
     lines = [
@@ -323,13 +315,6 @@ def test_values_of_parquet_that_cannot_be_read(tmp_path: Path) -> None:
     assert [sample.sample_id for sample in samples] == ["0", "2", "3"]
     assert [(one.sample_id, one.reason, one.where) for one in bad] == [("1", "unreadable_value", "a.parquet:2")]
     assert "'problem' is a string that cannot be read (UnicodeDecodeError)" in bad[0].message
-
-
-@pytest.mark.parametrize("name", ["x" * 300 + ".jsonl", "a\0.jsonl", "link.jsonl/a.jsonl"])
-def test_names_that_cannot_be_looked_up(tmp_path: Path, name: str) -> None:
-    (tmp_path / "link.jsonl").symlink_to(tmp_path / "link.jsonl")
-    with pytest.raises(ConfigError, match=r"(cannot be read: .*Correct the path, or the rights|does not exist)"):
-        read_records(tmp_path / name)
 
 
 def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,24 +359,6 @@ def test_several_answers_must_say_the_same(solution: str, answer: str) -> None:
         assert parse_record(GOOD | {"solution": solution}).answer == answer
 
 
-def test_the_log_of_bad_samples_holds_what_is_no_unicode(tmp_path: Path) -> None:
-    """And reads it back equal: the same fault is not written twice after a resume."""
-    bad = BadSample(f"id{HALF}", "corrupt_media", f"caf\udce9{HALF}", f"{HALF}.jsonl:1", trace="Traceback ...")
-    log = BadSampleLog(tmp_path / "bad.jsonl", 1, 1)
-    assert log.record(bad)
-    again = BadSampleLog(tmp_path / "bad.jsonl", 1, 1)
-    assert not again.record(bad)
-    (line,) = (tmp_path / "bad.jsonl").read_text(encoding="utf-8").splitlines()
-    assert BadSample(**json.loads(line)) == bad
-    assert "trace" not in line_of(BadSample("1", "reason", "why", "a:1"))
-
-
-def test_a_bad_record_is_named_in_few_words(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(GOOD | {"problem_id": f"{HALF}\n" + "x" * 100_000, "problem": ""}))
-    ((one),) = read_records(tmp_path / "a.jsonl")[1]
-    assert len(one.sample_id) < 250 and one.sample_id.isprintable()
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_two_values_under_one_name(tmp_path: Path, name: str) -> None:
     """Readers of JSON take the last one: a gold answer that is not visible in the file."""
@@ -420,6 +387,7 @@ def test_a_gold_answer_that_may_mean_two_options(options: list[str], gold: str) 
         (["A. B", "B. A"], "A", "A"),
         (["the", "a", "an"], "B. a", "B"),
         (["the", "a", "an"], "an", "C"),
+        (["red", "blue", "red"], "B", "B"),  # wrong options may be equal
         (["A", "B"], "B", "B"),
     ],
 )
@@ -457,26 +425,6 @@ def test_damage_that_checksums_show(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(data.replace(b"<answer>A</answer>", b"<answer>B</answer>"))
     with pytest.raises(ConfigError, match=r"cannot be read as Parquet: .*(?i:crc|checksum)"):
         read_records(tmp_path / "a.parquet")
-
-
-@pytest.mark.parametrize("name", ["folder.jsonl", "pipe.parquet", "zero.json"])
-def test_what_is_no_file(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder.jsonl").mkdir()
-    os.mkfifo(tmp_path / "pipe.parquet")
-    (tmp_path / "zero.json").symlink_to("/dev/zero")
-    with pytest.raises(
-        ConfigError, match=rf"{name}' is a folder, a pipe, a socket or a device\. A file of records is ex"
-    ):
-        read_records(tmp_path / name)
-
-
-def test_an_odd_name_of_a_file_in_messages(tmp_path: Path) -> None:
-    path = tmp_path / "a\x1b[31m\n.jsonl"
-    path.write_text("")
-    with pytest.raises(ConfigError, match=r"a\\x1b\[31m\\n\.jsonl' has no records"):
-        read_records(path)
-    path.write_text("{}")
-    assert read_records(path)[1][0].where == r"a\x1b[31m\n.jsonl:1"
 
 
 # ---- parts of media, several right options, details ----

@@ -22,7 +22,7 @@ from vlm_pg.observe.report.charts import (
     Curve,
     LineChart,
     draw_chart,
-    kept_points,
+    drawn_points,
     make_curve,
     make_frame,
     nice_ticks,
@@ -293,8 +293,8 @@ def test_rolling_mean_by_hand() -> None:
 
 
 @given(st.lists(finite, min_size=1, max_size=300), st.integers(4, 60))
-def test_kept_points_hold_the_extremes_and_both_ends(values: list[float], limit: int) -> None:
-    kept = kept_points(values, limit)
+def test_drawn_points_hold_the_extremes_and_both_ends(values: list[float], limit: int) -> None:
+    kept = drawn_points(values, limit)
     assert len(kept) <= max(limit, 1) or len(values) <= limit
     assert kept == sorted(set(kept))
     assert {0, len(values) - 1} <= set(kept)

@@ -20,16 +20,7 @@ from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings
 from vlm_pg.observe.tracker_adapters import Adapter, Row, TrackedRun
-from vlm_pg.observe.trackers import (
-    KINDS,
-    Kind,
-    SentSteps,
-    StepReader,
-    Trackers,
-    flat_config,
-    is_installed,
-    refuse_missing,
-)
+from vlm_pg.observe.trackers import ADAPTERS, SentSteps, StepReader, Trackers, flat_config, is_installed, refuse_missing
 from vlm_pg.training.main import train
 
 PATIENCE_SECONDS = 120.0
@@ -123,7 +114,7 @@ def fed_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Adapter]], None]:
     monkeypatch.setattr(module, "STEP_PAUSES", (0.0,))
     monkeypatch.setattr(module, "START_PAUSES", (0.01,))
     Hanging.released = threading.Event()
-    return lambda adapter: monkeypatch.setitem(KINDS, "wandb", Kind("sys", "wandb", adapter))
+    return lambda adapter: monkeypatch.setitem(ADAPTERS, "wandb", adapter)
 
 
 class Run:

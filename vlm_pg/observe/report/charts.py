@@ -36,13 +36,8 @@ def make_curve(name: str, series: Series, smooth: bool = True) -> Curve:
     # Two rolling means in a row: nearby steps weigh more, so one spike makes a bump and not a box.
     window = window_of(len(series.values)) if smooth else 1
     means = rolling_mean(rolling_mean(series.values, window), window)
-    kept = kept_points(series.values, MAX_POINTS)
-    return Curve(
-        name,
-        tuple(series.steps[index] for index in kept),
-        tuple(series.values[index] for index in kept),
-        tuple(means[index] for index in kept),
-    )
+    drawn = drawn_points(series.values, MAX_POINTS)
+    return Curve(name, *(tuple(of[index] for index in drawn) for of in (series.steps, series.values, means)))
 
 
 def window_of(num_points: int) -> int:
@@ -65,21 +60,21 @@ def rolling_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def kept_points(values: Sequence[float], limit: int) -> list[int]:
+def drawn_points(values: Sequence[float], limit: int) -> list[int]:
     """Indices to draw: all of them, or the smallest and largest value of each of ``limit / 2`` equal stretches.
 
-    The first and the last point are always kept, so a spike, the start and the end survive.
+    The first and the last point are always drawn, so a spike, the start and the end survive.
     """
     count = len(values)
     if count <= limit:
         return list(range(count))
-    kept = {0, count - 1}
+    chosen = {0, count - 1}
     stretches = limit // 2 - 1
     for stretch in range(stretches):
         indices = range(stretch * count // stretches, (stretch + 1) * count // stretches)
-        kept.add(min(indices, key=values.__getitem__))
-        kept.add(max(indices, key=values.__getitem__))
-    return sorted(kept)
+        chosen.add(min(indices, key=values.__getitem__))
+        chosen.add(max(indices, key=values.__getitem__))
+    return sorted(chosen)
 
 
 _TEMPLATE = Path(__file__).parent / "templates" / "chart.html"

@@ -70,8 +70,8 @@ def write_report(run_dir: Path) -> Path:
         time=time_view(run),
         timeline=timeline_view(run),
         bad={"rows": bad_samples, "more": more_reasons},
-        versions=list(first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS)),
-        eval_files=list(first_entries(run.eval_files, _MAX_FILES)),
+        versions=first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS),
+        eval_files=first_entries(run.eval_files, _MAX_FILES),
         config=run.config_text and shown(run.config_text, _MAX_CONFIG_CHARACTERS),
     )
 
