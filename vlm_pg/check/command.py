@@ -70,10 +70,11 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
 
         checker = stack.enter_context(RecordChecker(config.reward, lengths, num_tokens, console.warn))
         on_finding = stack.enter_context(_written(out))
-        checks = SetCheck(ledger, Prober(ledger, decode, keep), checker, on_finding, names_sets=len(sets) > 1)
+        prober = Prober(ledger, decode, keep)
         for one in sets:
             tallies.append(SetTally(one.name, str(one.path), one.presentation.rules.prompt.max_prompt_tokens))
-            checks.run(one, tallies[-1])
+            prefix = f"{one.name}, " if len(sets) > 1 else ""
+            check_set(one, tallies[-1], ledger, prober, checker, on_finding, prefix)
     ends = [] if data is not None else too_many_bad(config.data, sets, tallies)
     for line in (line for tally in tallies for line in lines(tally)):
         console.info(line)
@@ -102,83 +103,67 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     return not ends and not bad
 
 
-class SetCheck:
-    """Checks one set after the other, training sets first.
+def check_set(
+    one: CheckedSet,
+    tally: SetTally,
+    ledger: Ledger,
+    prober: Prober,
+    checker: RecordChecker,
+    on_finding: Callable[[Finding], object],
+    prefix: str = "",
+) -> None:
+    """Check a set, after the training sets; its tally grows.
 
     Args:
         on_finding: called with every finding, in order.
-        names_sets: findings name their set.
+        prefix: of the locations in findings.
+
+    Raises:
+        ConfigError: its file cannot be read on.
+        ModelError: it has media and the model reads text alone.
     """
+    total, table = count_raw(one.path), f"ids of {one.name}"
+    total = total if one.limit is None else min(total, one.limit)
+    leakage = LeakageCheck(ledger, one.name, one.trains, checker.same_gold)
+    # Records with the keys of their media.
+    waiting: deque[tuple[Sample | BadSample, list[str | SampleError]]] = deque()
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        prober: Prober,
-        checker: RecordChecker,
-        on_finding: Callable[[Finding], object],
-        names_sets: bool,
-    ):
-        self._ledger, self._prober, self._checker = ledger, prober, checker
-        self._on_finding, self._names_sets = on_finding, names_sets
-
-    def run(self, one: CheckedSet, tally: SetTally) -> None:
-        """Check a set; its tally grows.
-
-        Raises:
-            ConfigError: its file cannot be read on.
-            ModelError: it has media and the model reads text alone.
-        """
-        total, table = count_raw(one.path), f"ids of {one.name}"
-        total = total if one.limit is None else min(total, one.limit)
-        leakage = LeakageCheck(self._ledger, one.name, one.trains, self._checker.same_gold)
-        # Records with the keys of their media.
-        waiting: deque[tuple[Sample | BadSample, list[str | SampleError]]] = deque()
-        with Bar(f"Checking {one.name}", total) as bar:
-
-            def settle(count: int) -> None:
-                self._settle([waiting.popleft() for _ in range(count)], one, leakage, tally)
-                bar.advance(count)
-
-            for record in one.records(lambda name, where: self._ledger.first(table, name, where), tally):
-                media = record.media if isinstance(record, Sample) else ()
-                waiting.append((record, [self._prober.request(ref, one.media) for ref in media]))
-                if len(waiting) == WINDOW:
-                    settle(BATCH)
-            while waiting:
-                settle(min(BATCH, len(waiting)))
-
-    def _settle(
-        self,
-        batch: list[tuple[Sample | BadSample, list[str | SampleError]]],
-        one: CheckedSet,
-        leakage: LeakageCheck,
-        tally: SetTally,
-    ) -> None:
+    def settle(count: int) -> None:
         """Check some records once the facts of their media are there."""
-        facts = [[self._prober.facts(key) for key in keys] for _, keys in batch]
+        batch = [waiting.popleft() for _ in range(count)]
+        facts = [[prober.facts(key) for key in keys] for _, keys in batch]
         read = [(record, of) for (record, _), of in zip(batch, facts, strict=True) if isinstance(record, Sample)]
-        checked = self._checker.check(
+        checked = checker.check(
             [sample for sample, _ in read], [of for _, of in read], one.presentation.rules, tally.add_prompt
         )
         for (record, _), of_media in zip(batch, facts, strict=True):
-            if isinstance(record, BadSample):
-                found = [Finding(record)]
-            else:
-                found = next(checked)
+            found = [Finding(record)] if isinstance(record, BadSample) else next(checked)
+            if isinstance(record, Sample):
                 for ref, fact in zip(record.media, of_media, strict=True):
                     # Each medium of a set counts once, under any file name.
-                    if isinstance(fact, MediaFacts) and self._ledger.add(f"media of {one.name}", fact.content):
+                    if isinstance(fact, MediaFacts) and ledger.add(f"media of {one.name}", fact.content):
                         tally.media += 1
                         if ref.kind == "video":
                             tally.seconds.add(fact.seconds)
                 if not any(finding.is_refusal for finding in found):
                     # Training leaves refused records out: they neither repeat a question nor leak.
                     found += leakage.findings(record, [fact for fact in of_media if isinstance(fact, MediaFacts)])
-            if self._names_sets:
-                found = [replace(each, bad=replace(each.bad, where=f"{one.name}, {each.bad.where}")) for each in found]
+            found = [replace(each, bad=replace(each.bad, where=f"{prefix}{each.bad.where}")) for each in found]
             tally.add(found)
             for each in found:
-                self._on_finding(each)
+                on_finding(each)
+
+    with Bar(f"Checking {one.name}", total) as bar:
+        for record in one.records(lambda name, where: ledger.first(table, name, where), tally):
+            media = record.media if isinstance(record, Sample) else ()
+            waiting.append((record, [prober.request(ref, one.media) for ref in media]))
+            if len(waiting) == WINDOW:
+                settle(BATCH)
+                bar.advance(BATCH)
+        while waiting:
+            count = min(BATCH, len(waiting))
+            settle(count)
+            bar.advance(count)
 
 
 def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.media.pool import WorkerPool
@@ -25,8 +26,7 @@ _MODULES = ("vlm_pg.check.lengths", "transformers.processing_utils")
 Question = tuple[Sample, tuple[MediaFacts, ...]]
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(NamedTuple):
     """Tokens of a prompt (None: there is no prompt), and its fault: reason and message."""
 
     tokens: int | None
@@ -137,9 +137,9 @@ def measured(rules: bytes, questions: Sequence[Question]) -> list[Length] | str:
 
 
 @cache
-def _measurer(rules: bytes) -> Measurer:
-    read: LengthRules = pickle.loads(rules)
-    return Measurer(read, _model(pickle.dumps(read.model)))
+def _measurer(pickled: bytes) -> Measurer:
+    rules: LengthRules = pickle.loads(pickled)
+    return Measurer(rules, _model(pickle.dumps(rules.model)))
 
 
 @cache
