@@ -102,7 +102,7 @@ def equal_options(sample: Sample) -> Iterator[Finding]:
         right = sorted(right_letters(sample.answer) & set(equal))
         if right:
             fault = (
-                f"{came}, and {', '.join(right)} is right. An answer in words cannot be distinguished from a wrong "
+                f"{came}, and {', '.join(right)} is right. An answer in words could not be told from a wrong "
                 "one. Correct 'options', or remove the record."
             )
             yield error(sample, SampleError("equal_options", fault))

@@ -102,11 +102,11 @@ def test_decoding_finds_what_a_look_does_not(folder: Folder) -> None:
 
 
 def test_decoding_fills_the_cache(folder: Folder) -> None:
-    cache = {"folder": str(folder.path / "kept")}
-    assert folder.check(CLEAN, cache=cache)[0] == 0 and not (folder.path / "kept").exists()
+    cache = {"folder": str(folder.path / "cache")}
+    assert folder.check(CLEAN, cache=cache)[0] == 0 and not (folder.path / "cache").exists()
     code, found = folder.check([*CLEAN, about(9, "corrupted.mp4")], (), "--decode", cache=cache)
     assert (code, found) == (1, {"corrupt_media": ["train.jsonl:5 9"]})
-    assert len([path for path in (folder.path / "kept/frames").rglob("*") if path.is_file()]) >= 3
+    assert len([path for path in (folder.path / "cache/frames").rglob("*") if path.is_file()]) >= 3
 
 
 def test_what_is_trained_on_is_found_in_evaluation_by_content(folder: Folder) -> None:
@@ -135,7 +135,7 @@ def test_what_is_trained_on_is_found_in_evaluation_by_content(folder: Folder) ->
         # where accuracy has no weight the function says what is right, in or out of a process of its own
         ({"functions": [{"function": "half", "weight": 1.0}], "accuracy_weight": 0.0}, "half 0.5"),
         ({"functions": [{"function": "half", "weight": 1.0, "isolated": True}], "accuracy_weight": 0.0}, "half 0.5"),
-        # a gold answer has no shape, and no judge is asked
+        # a gold answer has no shape, and no judge grades it
         ({"length": {"weight": 1.0}, "judge": {"weight": 1.0, "url": "http://127.0.0.1:9/v1"}}, None),
     ],
 )  # fmt: skip
@@ -230,7 +230,7 @@ def test_a_file_is_looked_at_once(folder: Folder, monkeypatch: pytest.MonkeyPatc
         return real(kind, path, *rest)
 
     monkeypatch.setattr(probe, "probe_file", counted)
-    monkeypatch.setattr("vlm_pg.check.command.WINDOW", 8)  # most are asked for when earlier ones are done
+    monkeypatch.setattr("vlm_pg.check.command.WINDOW", 8)  # most are requested when earlier ones are done
     monkeypatch.setattr("vlm_pg.check.command.BATCH", 4)
     records = [about(n, ("./" if n % 2 else "") + "video_90.mov") for n in range(40)]
     records += [about(41, "av1_video.mkv"), about(42, "av1_video.mkv", start=1.0), about(43, "av1_video.mkv")]

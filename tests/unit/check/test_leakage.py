@@ -90,8 +90,8 @@ def test_what_training_refuses_is_not_trained_on(folder: Folder) -> None:
     code, found = folder.check([*long, half, about(5, "video_90.mov")], [held[0], about(3, "c.png")], prompt=limit)
     assert found.pop("prompt_too_long") and found.pop("missing_media")
     assert found == {"media_trained_on": ["data.eval.held, held.jsonl:1 1"]}
-    kept = [about(6, "c.png", options=["A. red", "B. Red"]), about(7, "video_90.mov", options=["A. red", "B. Red"])]
-    code, found = folder.check(kept, [held[0], about(3, "c.png")], prompt=limit)
+    used = [about(6, "c.png", options=["A. red", "B. Red"]), about(7, "video_90.mov", options=["A. red", "B. Red"])]
+    code, found = folder.check(used, [held[0], about(3, "c.png")], prompt=limit)
     assert set(found) == {"equal_options", "media_trained_on"}
     assert len(found["media_trained_on"]) == 2
 

@@ -25,7 +25,7 @@ OWN: dict[str, Any] = {
 
 
 def protocol_of(folder: Folder, name: str = "own", **changes: Any) -> dict[str, Any]:
-    """Section ``eval`` under which the set ``held`` is asked so."""
+    """Section ``eval`` that presents the set ``held`` under the protocol."""
     path = folder.path / f"{name}.yaml"
     write_config(path, OWN | changes)
     return {"eval": {"protocols": {"held": str(path)}}}

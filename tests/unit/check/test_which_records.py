@@ -89,7 +89,7 @@ def test_evaluation_is_checked_as_it_is_chosen(folder: Folder, capsys: pytest.Ca
     assert "eval.limit: only the first 1 usable" in out and "; 2 more are left out" in out
     assert used_by_the_run(folder) == {"train": ["1"], "held": ["1"]}
     code, found = folder.check((), (), data=data)
-    assert code == 1 and {reason: len(places) for reason, places in found.items()} == {
+    assert code == 1 and {reason: len(where) for reason, where in found.items()} == {
         "media_trained_on": 2,
         "missing_field": 1,
     }
@@ -112,11 +112,11 @@ def test_what_a_run_reads_beyond_its_limit(folder: Folder, capsys: pytest.Captur
 
 
 def test_the_sets_of_data_are_its_own(folder: Folder) -> None:
-    """A file in the place of the sets is checked whole, whatever the configuration limits or leaves out."""
+    """A file given instead of the sets is checked whole, whatever the configuration limits or leaves out."""
     folder.check([record(1), about(3, "no.mov"), about(2, "no.mov")], [record(1)], data={"limit": 1})
     words = [str(folder.path / "train.jsonl"), str(folder.path / "run.yaml"), "data.mixture={lamps: 0}", "eval.limit=1"]
     assert cli.main(["check", *words, "--out", str(folder.path / "out")]) == 1
-    assert [len(places) for places in folder.found().values()] == [2]
+    assert [len(where) for where in folder.found().values()] == [2]
 
 
 def test_one_of_the_sets_has_its_media_where_they_are(folder: Folder) -> None:

@@ -35,9 +35,6 @@ def test_order_by_hand() -> None:
     assert first != epoch(100, 1, 1)
     assert first != epoch(100, 0, 2)
     assert epoch(6, 0, 0) == [2, 1, 0, 3, 5, 4], "the order must never change"
-
-
-def test_no_samples() -> None:
     with pytest.raises(ValueError, match=r"There are 0 usable samples; at least one is needed\. Check"):
         index_at(0, 0, 0, True)
 

@@ -94,14 +94,6 @@ def test_columns_are_read_without_records(tmp_path: Path, monkeypatch: pytest.Mo
     assert any_media(opened) and not any_media(opened[:1]) and any_media(opened[:2])
 
 
-def test_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_shards(tmp_path / name, "train", make_samples(100))
-    for path in sorted((tmp_path / "a").iterdir()):
-        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
-
-
 def test_datasets_reads_them(tmp_path: Path) -> None:
     write_shards(tmp_path, "train", make_samples(50))
     table = datasets.load_dataset(

@@ -56,7 +56,7 @@ def write_report(run_dir: Path) -> Path:
         _TEMPLATE,
         dict_at(run.config, "run").get("name") or run.folder.path.resolve().name,
         scripts=[HOVER_SCRIPT],
-        tiles=[_accuracy_tile(run), _reward_tile(run), _sharing_tile(run), _time_tile(run)],
+        tiles=_tiles(run),
         nav=[(name.split()[0].lower(), name) for name in _SECTIONS],
         run=run,
         finished=run.summary.get("finished") is True,
@@ -76,46 +76,39 @@ def write_report(run_dir: Path) -> Path:
     )
 
 
-def _accuracy_tile(run: RunData) -> dict[str, str | None]:
+def _tiles(run: RunData) -> list[dict[str, Any]]:
+    """Key numbers: accuracy, reward, tokens saved, duration."""
     before, after = (dict_at(run.summary, f"eval_{phase}") for phase in ("before", "after"))
-    start, end = (number_or_none(before.get("accuracy")), number_or_none(after.get("accuracy")))
+    start, end = (number_or_none(entry.get("accuracy")) for entry in (before, after))
     if end is None:
         note = "evaluation after training is still to come" if start is not None else "not evaluated yet"
-        return tile("accuracy", percent(start), note)
-    count = Markup(f"{after['n']:,} questions" if is_step(after.get("n")) else "")
-    if count and after.get("headline_set"):
-        count += Markup(" ({})").format(shown(after["headline_set"]))
-    if start is None:
-        return tile("accuracy", percent(end), count)
-    change = f"{100 * (end - start):+.1f} points".replace("-", "−")
-    return tile("accuracy", percent(end), Markup("{} on ").format(change) + count if count else change, percent(start))
-
-
-def _reward_tile(run: RunData) -> dict[str, str | None]:
-    series = run.metrics.of("train").get("reward")
-    if series is None:
-        return tile("reward", "–", "no step yet")
-    width = max(1, window_of(len(series.values)))
-    start, end = (sum(part) / len(part) for part in (series.values[:width], series.values[-width:]))
-    note = f"means of first and last {width:,} steps" if width > 1 else "first and last step"
-    return tile("reward", f"{end:.2f}", note, f"{start:.2f}")
-
-
-def _sharing_tile(run: RunData) -> dict[str, str | None]:
-    title, totals = "tokens saved by sharing", sharing_totals(run)
-    if totals is None:
-        return tile(title, "–", "not counted yet")
-    return tile(title, percent(1 - totals[0] / totals[1]), f"{totals[1] - totals[0]:,} of {totals[1]:,}")
-
-
-def _time_tile(run: RunData) -> dict[str, str | None]:
-    seconds = number_or_none(dict_at(run.summary, "seconds").get("total"))
-    note = "whole run"
+        tiles = [tile("accuracy", percent(start), note)]
+    else:
+        words = Markup(f"{after['n']:,} questions" if is_step(after.get("n")) else "")
+        if words and after.get("headline_set"):
+            words += Markup(" ({})").format(shown(after["headline_set"]))
+        if start is not None:
+            change = f"{100 * (end - start):+.1f} points".replace("-", "−")
+            words = Markup("{} on ").format(change) + words if words else Markup(change)
+        tiles = [tile("accuracy", percent(end), words, None if start is None else percent(start))]
+    rewards = run.metrics.of("train").get("reward", Series()).values
+    if rewards:
+        width = window_of(len(rewards))
+        first_mean, last_mean = (sum(part) / len(part) for part in (rewards[:width], rewards[-width:]))
+        note = f"means of first and last {width:,} steps" if width > 1 else "first and last step"
+        tiles.append(tile("reward", f"{last_mean:.2f}", note, f"{first_mean:.2f}"))
+    else:
+        tiles.append(tile("reward", "–", "no step yet"))
+    computed, repeated = sharing_totals(run) or (0, 0)
+    share = percent(1 - computed / repeated) if repeated else "–"
+    note = f"{repeated - computed:,} of {repeated:,}" if repeated else "not counted yet"
+    tiles.append(tile("tokens saved by sharing", share, note))
+    seconds, note = number_or_none(dict_at(run.summary, "seconds").get("total")), "whole run"
     if seconds is None and run.metrics.first_seconds is not None and run.metrics.last_seconds is not None:
-        seconds, note = (run.metrics.last_seconds - run.metrics.first_seconds, "from first to last step so far")
+        seconds, note = run.metrics.last_seconds - run.metrics.first_seconds, "from first to last step so far"
     kernel = run.summary.get("attention_kernel")
-    words = Markup("{} · {} attention").format(note, shown(kernel)) if kernel else note
-    return tile("duration", duration(seconds), words)
+    words = Markup("{} · {} attention").format(note, shown(kernel)) if kernel else Markup("{}").format(note)
+    return [*tiles, tile("duration", duration(seconds), words)]
 
 
 def accuracy_view(run: RunData) -> dict[str, Any]:
