@@ -107,13 +107,9 @@ class Reader:
     def write_log(self, samples: list[Sample], bad: list[BadSample]) -> None:
         """All faults, and one of each accepted sample; what is written is known again after a resume."""
         faults = [*bad, *(BadSample(sample.sample_id, "corrupt_media", "why", "records.jsonl") for sample in samples)]
-        log = BadSampleLog(self.log, 1, 1)
-        for fault in faults:
-            log.record(fault)
-        again = BadSampleLog(self.log, 1, 1)
+        BadSampleLog(self.log, 1, 1).record_tried(len(faults), faults)
         size = self.log.stat().st_size if faults else 0
-        for fault in faults:
-            assert not again.record(fault), fault
+        BadSampleLog(self.log, 1, 1).record_tried(len(faults), faults)
         assert not faults or self.log.stat().st_size == size
 
     def grade(self, samples: list[Sample]) -> None:
