@@ -57,7 +57,7 @@ class RecordChecker(AbstractContextManager["RecordChecker"]):
         samples: Sequence[Sample],
         facts: Sequence[Sequence[Facts]],
         rules: LengthRules,
-        on_length: Callable[[int], None] = lambda tokens: None,
+        on_length: Callable[[int], None],
     ) -> Iterator[list[Finding]]:
         """The findings about each sample, in order; several samples run in parallel.
 
