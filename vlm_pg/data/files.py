@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.data.json_stream import read_elements, read_lines, read_members, unreadable_file
-from vlm_pg.data.manifest import check_sizes
+from vlm_pg.data.prepared import check_sizes
 from vlm_pg.data.tables import count_rows, read_arrow, read_parquet
 from vlm_pg.errors import ConfigError, printable
 

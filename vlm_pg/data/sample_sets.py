@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vlm_pg.data.files import files_of
-from vlm_pg.data.manifest import check_sizes
-from vlm_pg.data.prepared import check_version, is_shard
+from vlm_pg.data.prepared import check_sizes, check_version, is_shard
 from vlm_pg.data.records import parse_record, read_records
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError, SampleError, printable

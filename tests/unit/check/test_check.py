@@ -246,22 +246,20 @@ def test_a_file_that_breaks_off_ends_with_a_message(folder: Folder, capsys: pyte
         assert code == 1 or "train.jsonl" in capsys.readouterr().err
 
 
-def test_prompts_are_measured_alike_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are many; and a model that reads text alone says so from there too."""
+@pytest.mark.parametrize("in_pool", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_prompts_are_measured_alike_in_processes(in_pool: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ModelSettings(path=str(ROOT / "assets/tiny-qwen2_5-vl"))
-    rules = LengthRules(model, PromptSettings(max_prompt_tokens=120), 8)
+    rules = LengthRules(model, PromptSettings(max_prompt_tokens=120), 8, answer_prefix="Best option:(")
     facts = MediaFacts("x", 2.0, 4, 56, 84, 12, (0.0, 0.5, 1.0, 1.5), 2.0)
     samples = [parse_record(about(n, "a.mp4", problem="Which? " * n)) for n in range(1, 51)]
     questions = [(one, (facts,)) for one in samples]
-    found = []
-    for alone in (10**6, 0):
-        monkeypatch.setattr("vlm_pg.check.lengths.IN_PROCESS_PROMPTS", alone)
-        with PromptLengths(2, WeightlessPolicy(model)) as lengths:
-            halves = lengths.start(questions[:7], rules), lengths.start(questions[7:], rules)
-            found.append([length for half in halves for length in half()])
-            assert (lengths._pool is not None) == (alone == 0)
-    assert found[0] == found[1] and [one.fault is None for one in found[0]].count(False) in range(5, 45)
-    assert measured(pickle.dumps(rules), questions) == found[0]
+    monkeypatch.setattr("vlm_pg.check.lengths.IN_PROCESS_PROMPTS", 0 if in_pool else 10**6)
+    with PromptLengths(2, WeightlessPolicy(model)) as lengths:
+        halves = lengths.start(questions[:7], rules), lengths.start(questions[7:], rules)
+        found = [length for half in halves for length in half()]
+        assert (lengths._pool is not None) == in_pool
+    assert [one.fault is None for one in found].count(False) in range(5, 45)
+    assert measured(pickle.dumps(rules), questions) == found
 
 
 def test_media_for_a_model_of_text_end_the_check(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,17 +97,3 @@ def test_a_file_that_is_a_set_of_the_run_is_asked_as_the_run_asks_it(folder: Fol
     words = [str(folder.path / "held.jsonl"), str(folder.path / "run.yaml"), "--out", str(folder.path / "out")]
     assert cli.main(["check", *words]) == 0
     assert tokens(folder, "DATA")["max"] == by_the_template("Look. Which one?\nA. red\nB. blue\nOnly the letter.")
-
-
-@pytest.mark.matrix
-def test_prompts_under_a_protocol_are_measured_alike_in_processes(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = [record(number, problem="Which? " * number) for number in range(1, 40)]
-    found = []
-    for alone in (10**6, 0):
-        monkeypatch.setattr("vlm_pg.check.lengths.IN_PROCESS_PROMPTS", alone)
-        assert folder.check((), held, media={"workers": 2}, **protocol_of(folder))[0] == 0
-        found.append(tokens(folder))
-    assert found[0] == found[1]
-    assert found[0]["max"] == by_the_template(f"Look. {'Which? ' * 39}\nA. red\nB. blue\nOnly the letter.")
