@@ -60,12 +60,11 @@ def schema() -> Any:
             "end": List(seconds),
             "times": List(List(seconds)),
             "subtitles": List(text),
-            "folder_fps": List(Value("float64")),
+            "folder_fps": List(seconds),
         }
     )
-    described = features.arrow_schema
     version = json.dumps({"schema_version": SCHEMA_VERSION}).encode()
-    return described.with_metadata({**(described.metadata or {}), _VERSION_KEY: version})
+    return features.arrow_schema.with_metadata({**(features.arrow_schema.metadata or {}), _VERSION_KEY: version})
 
 
 def to_row(sample: Sample) -> dict[str, Any]:
@@ -95,11 +94,8 @@ def to_row(sample: Sample) -> dict[str, Any]:
         "data_source": sample.source,
         "category": sample.category,
         "details": written_details(sample.details),
-        "start": [ref.start for ref in sample.media],
-        "end": [ref.end for ref in sample.media],
         "times": [list(ref.times) for ref in sample.media],
-        "subtitles": [ref.subtitles for ref in sample.media],
-        "folder_fps": [ref.folder_fps for ref in sample.media],
+        **{name: [getattr(ref, name) for ref in sample.media] for name in ("start", "end", "subtitles", "folder_fps")},
     }
 
 

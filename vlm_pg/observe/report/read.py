@@ -117,17 +117,14 @@ def read_run(path: Path) -> RunData:
     run = RunData(folder)
     with _readable(run, folder.config, "is not there: the run's settings are unknown."):
         run.config_text = folder.config.read_text("utf-8", errors="replace")
-        config = yaml.safe_load(run.config_text)
-        run.config = config if isinstance(config, dict) else {}
+        run.config = dict_at(yaml.safe_load(run.config_text))
     with _readable(run, folder.summary, "is not there yet: it is written during the run and completed at its end."):
-        summary = json.loads(folder.summary.read_bytes())
-        run.summary = summary if isinstance(summary, dict) else {}
+        run.summary = dict_at(json.loads(folder.summary.read_bytes()))
     with _readable(run, folder.metrics, "is not there: no step has been logged."):
         for record in json_records(folder.metrics, run.damaged_lines):
             run.odd[folder.metrics.name] += run.metrics.add(record)
-        for series_of_phase in run.metrics.phases.values():
-            for series in series_of_phase.values():
-                series.sort()
+        for series in (series for of_phase in run.metrics.phases.values() for series in of_phase.values()):
+            series.sort()
         if not run.metrics.num_lines:
             run.missing[folder.metrics.name] = "metrics.jsonl is empty: no step has been logged."
     try:
