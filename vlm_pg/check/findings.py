@@ -181,12 +181,7 @@ def _counts(tally: SetTally) -> str:
 
 
 def write_reports(folder: Path, tallies: Sequence[SetTally], settings: dict[str, Any]) -> None:
-    """Write ``check.json`` and ``check.html``, which is self-contained and runs no script.
-
-    Args:
-        tallies: of all sets.
-        settings: that the figures depend on, as JSON values.
-    """
+    """Write ``check.json`` and ``check.html``, self-contained and without scripts; figures depend on ``settings``."""
     write_json_atomic(folder / REPORT, {"settings": settings, "sets": {one.name: one.as_json() for one in tallies}})
     views = []
     for tally in tallies:

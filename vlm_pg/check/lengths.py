@@ -74,12 +74,7 @@ class Measurer:
 
 
 class PromptLengths(AbstractContextManager["PromptLengths"]):
-    """Measures prompts, at first in this process; a context manager, which ends its other processes.
-
-    Args:
-        workers: number of processes; 0: this one alone.
-        model: of all rules.
-    """
+    """Measures prompts, the first in this process, later ones in ``workers`` others, which the context manager ends."""
 
     def __init__(self, workers: int, model: WeightlessPolicy):
         self._workers, self._model = workers, model

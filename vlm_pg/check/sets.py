@@ -38,11 +38,9 @@ class MediaSource:
 
 
 class Prober:
-    """Reads facts of media, once per file and part, however many questions use them; a ledger keeps the results.
+    """Reads facts of media, once per file and part, into a ledger.
 
-    Args:
-        decode: decode each medium entirely.
-        keep: put its frames into the cache, which decodes it in any case.
+    ``decode``: decode each medium entirely; ``keep``: put its frames into the cache, which decodes it in any case.
     """
 
     def __init__(self, ledger: Ledger, decode: bool = False, keep: bool = False):
@@ -130,13 +128,7 @@ class CheckedSet:
         """The records that the run uses, and those before its limit that it cannot read; ``tally`` counts all.
 
         A file is read to its end, as the run does, which notices truncation; training reads a prepared set only up to
-        its limit.
-
-        Args:
-            first_at: as of ``stream_records``.
-
-        Raises:
-            ConfigError: as ``stream_records``.
+        its limit. ``first_at`` and errors: see ``stream_records``.
         """
         usable, stops = 0, self.trains and is_prepared(self.path)
         for number, record in enumerate(stream_records(self.path, first_at)):

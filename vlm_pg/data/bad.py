@@ -29,7 +29,6 @@ class BadSampleLog:
     that of the samples tried since the log was opened.
 
     Args:
-        path: the file; continued when it exists.
         max_share: largest allowed share of bad samples, 0 to 1.
         min_seen: the share is not judged before so many samples.
         warn: called with every new fault.

@@ -35,11 +35,7 @@ def options_of(record: Mapping[str, Any], gold: str = "") -> tuple[str, ...]:
     A capital and a point before each are letters only if they are those from A on in order, or four and more of them
     in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or reordered, is refused:
     whether option "B" is the second or the one that begins so is unknown. Where some are lost and the gold
-    answer gives its option's text, they get those from A on (``close_gap``).
-
-    Args:
-        record: ``options``.
-        gold: the gold answer without tags, as it is written.
+    answer (``gold``, as written, without tags) gives its option's text, they get those from A on (``close_gap``).
     """
     options = field(record, "options", list, default=[])
     if not all(isinstance(option, str) for option in options):
@@ -104,10 +100,7 @@ def close_gap(options: Sequence[str], gold: str, same: Callable[[str, str], bool
     None for other options, where the answer is but a letter, which may count what was lost or not, or fits no option or
     several, and where a text has one of the letters in it that would be another's ("both C and D", "blue C. green").
 
-    Args:
-        options: as they are written.
-        gold: without tags: a text, alone or with the letter that is written before it.
-        same: whether two texts are the same.
+    ``gold``, without tags, is a text, alone or behind its letter; ``same`` compares two texts.
     """
     parted = list(map(_parted, options))
     letters = [letter for letter, _ in parted]

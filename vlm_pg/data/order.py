@@ -59,7 +59,6 @@ class Mixture:
     """The order of samples of several sources: each has its own order, epoch after epoch, and a share of the positions.
 
     Args:
-        names: of the sources.
         sources: index of each sample's source, int32 [N].
         weights: by name, for every source; those of weight 0 are left out.
 

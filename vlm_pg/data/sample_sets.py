@@ -85,11 +85,7 @@ class StreamedSamples(Sequence[Sample], ABC):
 
 
 class PreparedRecords(StreamedSamples):
-    """The samples of a split's shards. Reading one reads its row group, of which the last few are cached.
-
-    Args:
-        files: the shards in order.
-        limit: only the first so many rows.
+    """The samples of a split's shards, or the first ``limit``; reading one reads its row group, cached for a while.
 
     Raises:
         ConfigError: a shard cannot be read; also later, when a damaged part of it is.

@@ -58,10 +58,7 @@ class Console:
     On a terminal, lines appear above a live progress bar. Elsewhere (a file, a pipe) everything is plain lines
     without colour or control codes, and progress is a line now and then.
 
-    Args:
-        enabled: false silences everything.
-        stream: standard output by default.
-        seconds_between_lines: of plain progress, at least.
+    ``seconds_between_lines`` of plain progress, at least.
     """
 
     def __init__(self, enabled: bool, stream: TextIO | None = None, seconds_between_lines: float = 10.0):

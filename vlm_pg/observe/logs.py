@@ -52,7 +52,6 @@ class MetricsLog(LineFile):
     A line is flat: ``{"step": 12, "phase": "train", "time": 1760000000.1, "reward": 0.61, "kl": null}``.
 
     Args:
-        folder: the run's folder.
         resume_step: the step after which the run resumes; later lines are moved to ``metrics.jsonl.abandoned``, so that
             no step appears twice. None for a new run.
     """
@@ -112,7 +111,6 @@ class RolloutsLog(LineFile):
     """Appends sample rollouts of one run.
 
     Args:
-        folder: the run's folder.
         groups_per_step: how many groups of each step are written.
         thumbnail_frames: frames in a question's picture strip; 0 saves none.
         resume_step: the step after which the run resumes; later lines are moved aside. None for a new run.

@@ -77,8 +77,6 @@ class Trackers:
     Open metrics.jsonl and rollouts.jsonl (shortened, where a run resumes) before.
 
     Args:
-        folder: the run's.
-        name: of the run.
         resume_step: the step after which the run resumes; None for a new run.
         info, warn: print a line.
     """
