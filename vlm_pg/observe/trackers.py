@@ -150,28 +150,28 @@ class TrackerFeed:
         self._address: str | None = None
         # Steps that an earlier process did not send are sent now.
         self._complete, self._delivered = run.resume_step or 0, self._sent.step
-        self._finished = self._failed = self._has_started = self._has_warned = self._has_stalled = False
+        self._failed = self._has_started = self._has_warned = self._has_stalled = False
         self._missing: list[int] = []
         self._progress_seconds = time.monotonic()
-        self._changed = threading.Condition()
+        self._changed, self._finished = threading.Event(), threading.Event()
+        self._changed.set()
         self._thread = threading.Thread(target=self._serve, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def step_done(self, step: int) -> None:
-        with self._changed:
-            if self._complete <= self._delivered:
-                self._progress_seconds = time.monotonic()
-            self._complete = max(self._complete, step)
-            self._changed.notify()
+        if self._complete <= self._delivered:
+            self._progress_seconds = time.monotonic()
+        self._complete = max(self._complete, step)
+        self._changed.set()
         seconds = time.monotonic() - self._progress_seconds
         if not self._has_stalled and seconds > STALL_SECONDS:
             self._has_stalled = True
             self._warn_of(f"has taken nothing for {seconds:.0f} s and is at step {self._delivered}. {_GOES_ON}")
 
     def finish(self, failed: bool) -> None:
-        with self._changed:
-            self._finished, self._failed = True, failed
-            self._changed.notify()
+        self._failed = failed
+        self._finished.set()
+        self._changed.set()
 
     def wait(self, end: float) -> None:
         """Wait for the thread until ``time.monotonic()`` reaches ``end``, and report what is missing."""
@@ -198,17 +198,16 @@ class TrackerFeed:
         """The thread: start the tracker's run, send each step once it is complete, end the tracker's run."""
         pauses = chain(START_PAUSES, repeat(START_PAUSES[-1]))
         while not self._attempt("could not start", self._start):
-            if self._is_finished_within(next(pauses)):
+            if self._finished.wait(next(pauses)):
                 return
         self._has_started = True
         self._progress_seconds = time.monotonic()
-        finished, complete = False, -1
-        while not finished:
-            with self._changed:
-                while not self._finished and self._complete <= complete:
-                    self._changed.wait()
-                finished, complete = self._finished, self._complete
-            self._attempt("cannot be supplied from the run's files", self._send_up_to, complete)
+        is_last = False
+        while not is_last:
+            self._changed.wait()
+            self._changed.clear()
+            is_last = self._finished.is_set()  # read before the step, which was set before
+            self._attempt("cannot be supplied from the run's files", self._send_up_to, self._complete)
         self._attempt("could not end its run", self._adapter.finish, self._failed)
 
     def _start(self) -> None:
@@ -234,7 +233,7 @@ class TrackerFeed:
         for pause in STEP_PAUSES:
             if self._attempt(f"failed in step {step}", send, step, values):
                 return True
-            if self._is_finished_within(pause):
+            if self._finished.wait(pause):
                 return False
         return self._attempt(f"failed in step {step}", send, step, values)
 
@@ -251,10 +250,6 @@ class TrackerFeed:
                 self._warn_of(f"{failure} ({words}). {_GOES_ON}")
             return False
         return True
-
-    def _is_finished_within(self, seconds: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._finished, seconds)
 
     def _remember(self, sent: SentSteps) -> None:
         if self._state_path is not None and sent != self._sent:
