@@ -24,8 +24,8 @@ from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import BadSample, Sample
 
 ROOT = Path(__file__).parents[2]
-FORBIDDEN = ("socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.remove")
-FORBIDDEN += ("os.rename",)
+FORBIDDEN = ("socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
+CHANGES = ("os.remove", "os.rename")
 # what a gold answer may take of a grading that no deadline ends
 GRADED_CHARACTERS = 2_000
 
@@ -45,7 +45,7 @@ class Watch:
             name = os.fsdecode(arguments[0])
             if name not in self.allowed and not name.endswith((".py", ".pyc")) and "/zoneinfo/" not in name:
                 self.logged.append(f"open {name!r}")
-        elif event in FORBIDDEN:
+        elif event in (*FORBIDDEN, *CHANGES):
             self.logged.append(f"{event}{arguments!r}"[:200])
 
 

@@ -14,8 +14,8 @@ from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
-_FILES = ("bad_samples.jsonl", "metrics.jsonl", "rollouts.jsonl", "config.yaml", "curves.json", "summary.json")
-_FILES += ("report.html", "trace.json", "trace.before.json")
+_DATA_FILES = ("bad_samples.jsonl", "metrics.jsonl", "rollouts.jsonl", "curves.json", "trace.json", "trace.before.json")
+_FILES = (*_DATA_FILES, "config.yaml", "summary.json", "report.html")
 _FOLDERS = ("checkpoints", "served", "tensorboard", "thumbnails", "trackers")
 
 
