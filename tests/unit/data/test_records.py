@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {
     "data_source": "real-media",
 }
 HALF = "\ud83d"
+HALF_CHARACTER = r"half of a character \(\\ud83d, at .* Whole Unicode characters is expected"
 
 
 def record(**changes: Any) -> dict[str, Any]:
@@ -105,6 +106,45 @@ def test_the_real_questions(media_dir: Path) -> None:
         ({"options": ["A. x", "y"]}, "bad_options", r"2, of which 1 begin with the letters \['A'\]"),
         ({"options": ["A. x", 2]}, "wrong_type", "'options' holds something that is not a string"),
         ({"options": "A. x"}, "wrong_type", "'options' is a str"),
+        ({"problem": f"What {HALF}?"}, "not_unicode", HALF_CHARACTER),
+        ({"problem_id": f"x{HALF}"}, "not_unicode", HALF_CHARACTER),
+        ({"options": ["A. a", f"B. {HALF}"]}, "not_unicode", HALF_CHARACTER),
+        ({"problem_type": "free-form", "solution": f"<answer>{HALF}</answer>"}, "not_unicode", HALF_CHARACTER),
+        ({"data_source": HALF}, "not_unicode", HALF_CHARACTER),
+        ({"category": HALF}, "not_unicode", HALF_CHARACTER),
+        (
+            {"problem_type": "free-form", "solution": "<answer><answer>red</answer></answer>"},
+            "no_answer_tag",
+            "the answer in 'solution' holds another '<answer>'. One answer in its tags is expected",
+        ),
+        ({"start": -1}, "bad_clip", r"'start' holds -1\.0\. Seconds from 0 on"),
+        ({"start": 10**400}, "bad_clip", "'start' holds inf"),
+        ({"start": float("nan")}, "bad_clip", "'start' holds nan"),
+        ({"start": True}, "wrong_type", "'start' holds True"),
+        ({"start": 3, "end": 3}, "bad_clip", r"begins at 3 s and ends at 3 s\. A later end"),
+        ({"times": [1, 1]}, "bad_clip", "each later than the one before"),
+        ({"times": [1, None]}, "bad_clip", "each later"),
+        ({"times": 3}, "wrong_type", "'times' is 3"),
+        ({"times": [1], "end": 2}, "bad_clip", "'times' stand beside 'start' or 'end'"),
+        ({"subtitles": 7}, "wrong_type", "'subtitles' is 7"),
+        (
+            {"path": ["a.mp4", "b.mp4"], "start": 2.0},
+            "wrong_type",
+            r"'start' is 2.0 beside a 'path' that lists 2 media",
+        ),
+        ({"path": ["a.mp4", "b.mp4"], "end": [2.0]}, "wrong_type", "a 'path' that lists 2 media"),
+        ({"data_type": "image", "path": "a.jpg", "end": 2.0}, "bad_clip", "an image has 'end'"),
+        ({"data_type": "image", "path": "a", "folder_fps": 2.0}, "bad_clip", "an image has 'folder_fps'"),
+        ({"folder_fps": 0}, "bad_clip", "'folder_fps' is 0. A number of pictures a second, above 0 and up to 1000,"),
+        ({"folder_fps": 1001}, "bad_clip", "'folder_fps' is 1001"),
+        ({"folder_fps": True}, "wrong_type", "'folder_fps' is True"),
+        ({"details": [1]}, "wrong_type", "'details' is a list. An object, or its JSON is expected"),
+        ({"details": "{"}, "wrong_type", "a text that is no JSON"),
+        ({"details": "[1]"}, "wrong_type", "'details' is a list"),
+        ({"details": {"x": float("nan")}}, "wrong_type", "a value that JSON does not have"),
+        ({"details": {"x": "a" * LONGEST_DETAILS}}, "details_too_long", "At most 20,000 is expected"),
+        ({"details": "x" * (LONGEST_DETAILS + 1)}, "details_too_long", "At most 20,000 is expected"),
+        ({"details": {"x": "\ud800"}}, "not_unicode", "half of a character"),
     ],
 )
 def test_each_fault_has_its_reason_and_message(changes, reason: str, message: str) -> None:
@@ -112,13 +152,9 @@ def test_each_fault_has_its_reason_and_message(changes, reason: str, message: st
         parse_record(record(**changes))
     assert got.value.reason == reason
     assert str(got.value).endswith("or remove the record.")
+    str(got.value).encode()
     with pytest.raises(SampleError, match=r"the record is a list\. An object"):
         parse_record([])
-
-
-@pytest.mark.parametrize("written", ["B", "b", "B.", "(B)", "B. a piano", "a piano"])
-def test_spellings_of_a_gold_letter(written: str) -> None:
-    assert parse_record(record(solution=f"x <answer> {written} </answer> y")).answer == "B"
 
 
 def test_media_of_each_shape() -> None:
@@ -232,25 +268,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["a.jsonl"]
     with pytest.raises(ConfigError, match=r"Records are written to \.jsonl files; got .*\. Choose a name"):
         write_records(tmp_path / "a.json", [])
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"problem": f"What {HALF}?"},
-        {"problem_id": f"x{HALF}"},
-        {"options": ["A. a", f"B. {HALF}"]},
-        {"problem_type": "free-form", "solution": f"<answer>{HALF}</answer>"},
-        {"data_source": HALF},
-        {"category": HALF},
-    ],
-)
-def test_halves_of_characters_are_refused(changes: dict[str, Any]) -> None:
-    error = refusal(**changes)
-    assert error.reason == "not_unicode"
-    assert r"holds half of a character (\ud83d, at " in str(error)
-    assert "Whole Unicode characters is expected. Correct it, or remove the record." in str(error)
-    str(error).encode()
 
 
 def test_a_media_path_may_name_a_file_that_is_not_utf8(tmp_path: Path) -> None:
@@ -388,18 +405,12 @@ def test_a_gold_answer_that_may_mean_two_options(options: list[str], gold: str) 
         (["the", "a", "an"], "B. a", "B"),
         (["the", "a", "an"], "an", "C"),
         (["red", "blue", "red"], "B", "B"),  # wrong options may be equal
+        *((["A. x", "B. a piano"], spelled, "B") for spelled in ("b", "B.", "(B)", "B. a piano", " a piano ")),
         (["A", "B"], "B", "B"),
     ],
 )
 def test_a_gold_answer_that_means_one_option(options: list[str], gold: str, answer: str) -> None:
     assert parse_record(GOOD | {"options": options, "solution": f"<answer>{gold}</answer>"}).answer == answer
-
-
-def test_an_answer_inside_an_answer() -> None:
-    """A response's own tags end its answer, so none could ever be equal to this one."""
-    error = refusal(problem_type="free-form", solution="<answer><answer>red</answer></answer>")
-    assert error.reason == "no_answer_tag"
-    assert "the answer in 'solution' holds another '<answer>'. One answer in its tags is expected" in str(error)
 
 
 def test_columns_of_one_name(tmp_path: Path) -> None:
@@ -430,7 +441,6 @@ def test_damage_that_checksums_show(tmp_path: Path) -> None:
 # ---- parts of media, several right options, details ----
 
 EXACT = GOOD | {"data_type": "text", "problem_type": "exact", "solution": "<answer>a piano</answer>", "path": ""}
-VIDEO = EXACT | {"data_type": "video", "path": "a.mp4"}
 
 
 @pytest.mark.parametrize(
@@ -448,45 +458,13 @@ VIDEO = EXACT | {"data_type": "video", "path": "a.mp4"}
     ],
 )
 def test_parts_of_media_are_read_and_written(parts: dict[str, object]) -> None:
-    record = VIDEO | parts
+    record = GOOD | parts
     sample = parse_record(record)
     again = parse_record(json.loads(json.dumps(to_record(sample))))
     assert again == sample
     for name, value in parts.items():
         read = [getattr(ref, name) for ref in sample.media] if name in ("start", "end", "folder_fps") else None
         assert read is None or read == (value if isinstance(value, list) else [value])
-
-
-@pytest.mark.parametrize(
-    ("parts", "reason", "message"),
-    [
-        ({"start": -1}, "bad_clip", r"'start' holds -1\.0\. Seconds from 0 on"),
-        ({"start": 10**400}, "bad_clip", "'start' holds inf"),
-        ({"start": float("nan")}, "bad_clip", "'start' holds nan"),
-        ({"start": True}, "wrong_type", "'start' holds True"),
-        ({"start": 3, "end": 3}, "bad_clip", r"begins at 3 s and ends at 3 s\. A later end"),
-        ({"times": [1, 1]}, "bad_clip", "each later than the one before"),
-        ({"times": [1, None]}, "bad_clip", "each later"),
-        ({"times": 3}, "wrong_type", "'times' is 3"),
-        ({"times": [1], "end": 2}, "bad_clip", "'times' stand beside 'start' or 'end'"),
-        ({"subtitles": 7}, "wrong_type", "'subtitles' is 7"),
-        (
-            {"path": ["a.mp4", "b.mp4"], "start": 2.0},
-            "wrong_type",
-            r"'start' is 2.0 beside a 'path' that lists 2 media",
-        ),
-        ({"path": ["a.mp4", "b.mp4"], "end": [2.0]}, "wrong_type", "a 'path' that lists 2 media"),
-        ({"data_type": "image", "path": "a.jpg", "end": 2.0}, "bad_clip", "an image has 'end'"),
-        ({"data_type": "image", "path": "a", "folder_fps": 2.0}, "bad_clip", "an image has 'folder_fps'"),
-        ({"folder_fps": 0}, "bad_clip", "'folder_fps' is 0. A number of pictures a second, above 0 and up to 1000,"),
-        ({"folder_fps": 1001}, "bad_clip", "'folder_fps' is 1001"),
-        ({"folder_fps": True}, "wrong_type", "'folder_fps' is True"),
-    ],
-)
-def test_parts_that_make_no_sense_are_refused(parts: dict[str, object], reason: str, message: str) -> None:
-    with pytest.raises(SampleError, match=message) as caught:
-        parse_record(VIDEO | parts)
-    assert caught.value.reason == reason
 
 
 def select(options: list[str], solution: str) -> dict[str, Any]:
@@ -538,21 +516,3 @@ def test_without_details_a_record_has_no_such_field() -> None:
     bare = Sample("1", "How many?", (), (), "3", "numerical", "s", "c")
     assert "details" not in to_record(bare)
     assert parse_record(to_record(bare)).details == {} and hash(bare) == hash(SAMPLE)
-
-
-@pytest.mark.parametrize(
-    ("value", "reason", "message"),
-    [
-        ([1], "wrong_type", "'details' is a list. An object, or its JSON is expected"),
-        ("{", "wrong_type", "a text that is no JSON"),
-        ("[1]", "wrong_type", "'details' is a list"),
-        ({"x": float("nan")}, "wrong_type", "a value that JSON does not have"),
-        ({"x": "a" * LONGEST_DETAILS}, "details_too_long", "At most 20,000 is expected"),
-        ("x" * (LONGEST_DETAILS + 1), "details_too_long", "At most 20,000 is expected"),
-        ({"x": "\ud800"}, "not_unicode", "half of a character"),
-    ],
-)
-def test_what_are_no_details_is_refused(value: Any, reason: str, message: str) -> None:
-    with pytest.raises(SampleError, match=message) as caught:
-        parse_record(to_record(SAMPLE) | {"details": value})
-    assert caught.value.reason == reason

@@ -178,6 +178,13 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     assert "metrics.jsonl: 1 line(s) are not JSON" in html
     assert "summary.json cannot be read" in html
     assert "config.yaml cannot be read" in html and "<pre>a: [1</pre>" in html
+    for path in (folder.metrics, folder.rollouts, folder.summary, folder.config, folder.bad_samples):
+        path.unlink()
+        path.mkdir()
+    html = render(folder)
+    assert Page(html).open == []
+    for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json", "config.yaml"):
+        assert f"{name} cannot be read" in html
 
 
 ODD_LINES = (
@@ -247,17 +254,6 @@ def test_fields_of_a_megabyte_do_not_make_the_page_long(tmp_path: Path) -> None:
     assert Page(html).open == [] and len(html) < 3_500_000
     assert "1,048,000 more characters in the run's files" in html
     assert "more options in rollouts.jsonl" in html and "more reasons" in html
-
-
-def test_files_that_are_none_are_named(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run")
-    for path in (folder.metrics, folder.rollouts, folder.summary, folder.config, folder.bad_samples):
-        path.unlink()
-        path.mkdir()
-    html = render(folder)
-    assert Page(html).open == []
-    for name in ("metrics.jsonl", "rollouts.jsonl", "summary.json", "config.yaml"):
-        assert f"{name} cannot be read" in html
 
 
 def test_a_picture_outside_the_run_is_not_read(tmp_path: Path) -> None:
