@@ -231,7 +231,7 @@ def _with_parts(total: str, parts: Values) -> str:
 
 def _rollout_rows(groups: Sequence[RolloutGroup]) -> list[tuple[str, ...]]:
     """Cells of ``_COLUMNS``: each group's rollout with the highest advantage and, if it differs, with the lowest."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for group in groups:
         chosen = [0] if group.rollouts else []
         if chosen and group.advantages:

@@ -37,7 +37,8 @@ def make_curve(name: str, series: Series, smooth: bool = True) -> Curve:
     window = window_of(len(series.values)) if smooth else 1
     means = rolling_mean(rolling_mean(series.values, window), window)
     drawn = drawn_points(series.values, MAX_POINTS)
-    return Curve(name, *(tuple(of[index] for index in drawn) for of in (series.steps, series.values, means)))
+    values, smooth_values = (tuple(of[index] for index in drawn) for of in (series.values, means))
+    return Curve(name, tuple(series.steps[index] for index in drawn), values, smooth_values)
 
 
 def window_of(num_points: int) -> int:

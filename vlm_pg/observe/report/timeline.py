@@ -199,8 +199,9 @@ def read_trace(path: Path) -> Trace:
             if name == "process_name" and isinstance(host, str) and (found := _RANK_NAME.fullmatch(host)):
                 trace.hosts[rank] = one_line(found[1], _MAX_NAME_CHARACTERS)
             begin_us, length_us = number_or_none(event.get("ts")), number_or_none(event.get("dur"))
-            is_phase = part is tail and event.get("ph") == "X" and is_step(step)
-            if is_phase and begin_us is not None and length_us is not None and length_us >= 0:
+            if part is not tail or event.get("ph") != "X" or not is_step(step):
+                continue
+            if begin_us is not None and length_us is not None and length_us >= 0:
                 name = one_line(name, _MAX_NAME_CHARACTERS)
                 trace.slices.append(Slice(name, rank, step, begin_us, begin_us + length_us))
     return trace
