@@ -46,7 +46,7 @@ from data_pipelines.engine.fields import (
     whole_number,
 )
 from vlm_pg.data.dedup import text_key
-from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.files import RecordLocation
 from vlm_pg.errors import SampleError
 
 _PROBLEM, _SOLUTION, _ANSWER = ("problem", "Problem", "question"), ("solution", "Solution"), ("answer", "Answer")
@@ -126,7 +126,7 @@ def _asked(row: Row) -> str:
     return without_sentences(text_of(object_of(messages[0], "the message"), "content"), _AROUND)
 
 
-def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows; those with the problem and answer of an earlier one are marked."""
     known: set[tuple[str, str]] = set()
     for place, row in read_rows(path):

@@ -44,7 +44,7 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.files import RecordLocation
 from vlm_pg.data.tables import shortest
 from vlm_pg.errors import ConfigError, SampleError, printable
 
@@ -99,14 +99,14 @@ def _record(name: str, video: str, caption: str, start: float, end: float, lengt
     }
 
 
-def _lines(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _lines(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     lengths = _lengths(path)
     for place, row in text_lines(path):
         video = row["line"].partition("##")[0].split()[:1]
         yield place, row | {"length": lengths.get(video[0]) if video else None}
 
 
-def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     lengths = _lengths(path)
     for place, row in read_rows(path):
         known = isinstance(row, dict) and isinstance(row.get("video"), str)

@@ -36,7 +36,7 @@ from data_pipelines.flashes import (
     encode_mp4,
     make_clips,
 )
-from vlm_pg.data.manifest import MANIFEST
+from vlm_pg.data.prepared import MANIFEST
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing

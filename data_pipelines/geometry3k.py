@@ -33,7 +33,7 @@ from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders, one_object, read_rows
 from data_pipelines.engine.fields import answer_text, list_of, named, text_of, texts_of, unusable
 from vlm_pg.answers.latex import statement, unspaced
-from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.files import RecordLocation
 from vlm_pg.errors import ConfigError, printable
 
 _DIAGRAM = "img_diagram.png"
@@ -102,7 +102,7 @@ def _letter(row: Row, field: str, choices: Sequence[str]) -> str:
     return letter
 
 
-def _few_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _few_rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """As ``read_rows``; more rows than the set has are another set's. Raises ConfigError: there are more."""
     for number, row in enumerate(read_rows(path), start=1):
         if number > _MOST:

@@ -41,7 +41,7 @@ from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import called, list_of, named, number_of, text_of, texts_of, unusable
 from data_pipelines.engine.rows import Subtitles
-from vlm_pg.data.files import RecordPlace, read_raw
+from vlm_pg.data.files import RecordLocation, read_raw
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.types import Cue
 
@@ -145,7 +145,7 @@ def _candidates(row: Row) -> list[str]:
     return texts
 
 
-def _with_subtitles(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _with_subtitles(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows with the file of their video's subtitles, where it lies beside the annotations."""
     files = {file.name: str(file) for file in files_beside(path, _SUBTITLES)}
     for place, row in read_rows(path):

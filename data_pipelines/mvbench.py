@@ -37,7 +37,7 @@ from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, read_rows
 from data_pipelines.engine.fields import called, list_of, number_of, text_of, texts_of, unusable
-from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.files import RecordLocation
 
 # Where each task's videos lie below ``video``: OpenGVLab/Ask-Anything, video_chat2/mvbench.ipynb.
 FOLDERS = {
@@ -86,7 +86,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     }
 
 
-def _of_task(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _of_task(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows with their task, which the name of their file tells, and their number from 1 on."""
     for number, (place, row) in enumerate(read_rows(path), start=1):
         yield place, {**row, "task": path.stem, "number": number} if isinstance(row, Mapping) else row

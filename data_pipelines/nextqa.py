@@ -32,7 +32,7 @@ from data_pipelines.engine.answers import answered, letter_at, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import called, named, published, text_of, video_file
-from vlm_pg.data.files import RecordPlace, read_json_object
+from vlm_pg.data.files import RecordLocation, read_json_object
 from vlm_pg.errors import ConfigError, SampleError, printable
 
 _MAP = "map_vid_vidorID.json"
@@ -55,7 +55,7 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     }
 
 
-def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """With the folder of each video, where the map says it: {"video": "17", "mapped": "0101/17"}."""
     folders: dict[str, Any] = {}
     for file in files_beside(path, [_MAP]):

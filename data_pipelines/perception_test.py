@@ -53,7 +53,7 @@ from data_pipelines.engine.fields import (
     unusable,
     video_file,
 )
-from vlm_pg.data.files import RecordPlace, read_json_object
+from vlm_pg.data.files import RecordLocation, read_json_object
 
 CUTS = ("cut_frame_mapping_*.json", "../cut_frame_mapping_*.json")
 # Other data sets have folders of this name, and a video_10309.mp4 in them.
@@ -135,7 +135,7 @@ def _end(video: str, row: Row, metadata: Mapping[str, Any]) -> float | None:
 def _with_cuts(read: Reader) -> Reader:
     """The reader with the frame that each row's video is cut at, and the name of the map that says so."""
 
-    def rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    def rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
         cuts, split_of_file = _cuts(path), _split_in(path.name)
         for place, row in read(path):
             video = row.get("video_name") if isinstance(row, Mapping) else None

@@ -42,7 +42,7 @@ from data_pipelines.engine.answers import answered, letter_of, letter_of_text, l
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, keyed_rows, read_rows
 from data_pipelines.engine.fields import called, first_of, list_of, object_of, text_of, unusable, video_file
-from vlm_pg.data.files import RecordPlace, read_json_object, root_of
+from vlm_pg.data.files import RecordLocation, read_json_object, root_of
 
 DIMS = ("action", "speed", "direction", "order", "attribute_change")
 _TASKS = "multi-choice", "yes_no", "caption_matching", "captioning"
@@ -131,7 +131,7 @@ def _captioning(row: Row) -> Fields:
 _KINDS: dict[str, Callable[[Row], Fields]] = dict(zip(_TASKS, (_choice, _yes_no, _matching, _captioning), strict=True))
 
 
-def _of_videos(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _of_videos(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows of the project's own files, with what lies beside them about the row's video."""
     fine, judged = _fine_dims(path), _judged(path)
     for place, row in keyed_rows("video_id")(path):
@@ -142,7 +142,7 @@ def _of_videos(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
         yield place, row
 
 
-def _of_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _of_rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows of a table, with their task, the name of their folder, and their number among those of a video."""
     fine, task = _fine_dims(path), root_of(path).resolve().name
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)

@@ -45,7 +45,7 @@ from data_pipelines.engine.answers import answered, lettered, open_answer
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import answer_text, called, named, published, text_of, texts_of, unusable, video_file
-from vlm_pg.data.files import RecordPlace
+from vlm_pg.data.files import RecordLocation
 from vlm_pg.data.gold import have_letters
 
 _TRACKS = ("Perception", "Comprehension", "Adaptation")
@@ -125,7 +125,7 @@ def _list_in(text: str) -> Any:
         return text
 
 
-def _rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def _rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """With the track, as its file or folder is called, and which pictures have videos of their own."""
     names = [name.lower() for name in reversed(path.absolute().parts[-3:])]
     track = next((track for name in names for track in _TRACKS if track.lower() in name), None)

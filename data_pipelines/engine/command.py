@@ -37,8 +37,7 @@ from data_pipelines.engine.report import Tally, check_all_judged, check_outcome,
 from data_pipelines.engine.resume import Spool, StaleVerdicts, remove_parts
 from data_pipelines.engine.splits import REFUSED, REPEATED, Repeats, Splitter, write_all
 from vlm_pg.data.dedup import Ledger
-from vlm_pg.data.manifest import MANIFEST
-from vlm_pg.data.prepared import SCHEMA_VERSION
+from vlm_pg.data.prepared import MANIFEST, SCHEMA_VERSION
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.files import write_json_atomic
 

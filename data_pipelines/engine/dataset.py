@@ -10,12 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from vlm_pg.data.fields import Unreadable
-from vlm_pg.data.files import RecordPlace, read_json_object, read_raw, root_of
+from vlm_pg.data.files import RecordLocation, read_json_object, read_raw, root_of
 from vlm_pg.errors import ConfigError, printable
 
 Row = Mapping[str, Any]
 Split = Literal["train", "eval"]
-Reader = Callable[[Path], Iterator[tuple[RecordPlace, Any]]]
+Reader = Callable[[Path], Iterator[tuple[RecordLocation, Any]]]
 TABLES = (".json", ".jsonl", ".parquet", ".csv")
 # Characters. Behind an unclosed quote the rest of the file is one cell.
 _MAX_CELL = 1 << 24
@@ -24,7 +24,7 @@ WITH_MEDIA = dict.fromkeys(("image", "images", "decoded_image", "video", "videos
 WITH_OPTIONS = dict.fromkeys(("options", "choices"), "multiple choice sets")
 
 
-def read_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def read_rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows of a table: JSON array, JSON lines, CSV with a header, Parquet, a folder of Parquet or Arrow.
 
     Raises:
@@ -33,7 +33,7 @@ def read_rows(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     return read_csv(path) if path.suffix.lower() == ".csv" else read_raw(path)
 
 
-def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordPlace, Any]]:
+def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordLocation, Any]]:
     """Rows of a CSV file (RFC 4180), numbered by the line they end on.
 
     A row with more or fewer cells than the header has shifted or lost values: it is ``Unreadable``.
@@ -58,7 +58,7 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordPlace, An
                 row: Any = {name: cell for name, cell in zip(names, cells, strict=False) if name}
                 if len(cells) != len(names):
                     row = Unreadable(f"a line of {len(cells)} cells below {len(names)} column names", "bad_csv_row")
-                yield RecordPlace(reader.line_num), row
+                yield RecordLocation(reader.line_num), row
     except csv.Error as error:
         raise ConfigError(
             f"Data file '{printable(str(path), 300)}:{start_line}' cannot be read as CSV: {error}, in the row that "
@@ -81,7 +81,9 @@ def _check_column_names(path: Path, names: list[str]) -> None:
         )
 
 
-def keyed_rows(key: str, reader: Callable[[Path], Iterator[tuple[RecordPlace, str, Any]]] = read_json_object) -> Reader:
+def keyed_rows(
+    key: str, reader: Callable[[Path], Iterator[tuple[RecordLocation, str, Any]]] = read_json_object
+) -> Reader:
     """A reader of JSON objects that hold a row under each name: the name becomes the row's field ``key``.
 
     ``{"video_1": {"mc_question": []}}`` read by ``keyed_rows("video")`` is one row, ``{"video": "video_1",
@@ -89,7 +91,7 @@ def keyed_rows(key: str, reader: Callable[[Path], Iterator[tuple[RecordPlace, st
     passed on unchanged and refused later.
     """
 
-    def read(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+    def read(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
         for place, name, row in reader(path):
             if not isinstance(row, Mapping):
                 yield place, row
@@ -104,7 +106,7 @@ def keyed_rows(key: str, reader: Callable[[Path], Iterator[tuple[RecordPlace, st
     return read
 
 
-def one_object(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def one_object(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """The reader of files that hold one row each, a JSON object. Its fields gain ``file``, the path of the file.
 
     An object with different values under one name, or with a field ``file`` of its own, is ``Unreadable``.
@@ -116,16 +118,16 @@ def one_object(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
             fault = Unreadable(f"an object that gives '{printable(name, 80)}' different values")
     if "file" in row:
         fault = fault or Unreadable("an object with a field 'file', which is where its file's path goes", "two_names")
-    yield RecordPlace(1), fault or {**row, "file": str(path)}
+    yield RecordLocation(1), fault or {**row, "file": str(path)}
 
 
-def text_lines(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def text_lines(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """The reader of text files with one row a line: ``{"line": "..."}``; empty lines are skipped."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield RecordPlace(number), {"line": line.rstrip("\r\n")}
+                    yield RecordLocation(number), {"line": line.rstrip("\r\n")}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"Data file '{printable(str(path), 300)}' cannot be read as text: {error}. A UTF-8 file of one row a line "

@@ -12,7 +12,7 @@ from typing import Any
 
 from data_pipelines.engine.dataset import read_csv, read_rows
 from vlm_pg.data.fields import Unreadable
-from vlm_pg.data.files import RecordPlace, files_of
+from vlm_pg.data.files import RecordLocation, files_of
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing, write_bytes_atomic
 
@@ -211,7 +211,7 @@ def count_lost(shard: Path) -> int:
     return sum(1 for _ in _read_lost(shard))
 
 
-def rows_and_lost(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
+def rows_and_lost(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """As ``read_rows``, followed by the rows that shards lack: they are refused by file and line."""
     number = 0
     for place, row in read_rows(path):
@@ -220,7 +220,7 @@ def rows_and_lost(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
     for shard in files_of(path):
         for lost in _read_lost(shard):
             number += 1
-            yield RecordPlace(lost["line"], file=lost["file"], row=number), Unreadable(lost["what"], lost["reason"])
+            yield RecordLocation(lost["line"], file=lost["file"], row=number), Unreadable(lost["what"], lost["reason"])
 
 
 def _read_lost(shard: Path) -> Iterator[dict[str, Any]]:

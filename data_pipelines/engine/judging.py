@@ -17,7 +17,7 @@ from data_pipelines.engine.dataset import DataSet, Split
 from data_pipelines.engine.media_finder import MISSING_MEDIA, Found, MediaFinder, MissingMedia
 from data_pipelines.engine.rows import MediaStore, RowReader, SkippedRow
 from vlm_pg.data.dedup import path_key, text_key
-from vlm_pg.data.files import RecordPlace, root_of
+from vlm_pg.data.files import RecordLocation, root_of
 from vlm_pg.errors import SampleError
 from vlm_pg.media.paths import resolve
 from vlm_pg.processes import outlive_signals
@@ -53,7 +53,7 @@ class Part:
 
     number: int
     source: Source
-    rows: Sequence[tuple[RecordPlace, Any]]
+    rows: Sequence[tuple[RecordLocation, Any]]
 
 
 @dataclass(frozen=True)

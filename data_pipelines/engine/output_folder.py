@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import data_pipelines
 import vlm_pg.data
-from vlm_pg.data.manifest import MANIFEST, read_manifest, sizes_of
+from vlm_pg.data.prepared import MANIFEST, read_manifest, sizes_of
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import sync_path, write_bytes_atomic
 

@@ -16,7 +16,7 @@ from data_pipelines.engine.dataset import DataSet, Form, Row
 from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.media_finder import MediaFinder
 from vlm_pg.data.fields import Unreadable
-from vlm_pg.data.files import RecordPlace, data_folder, root_of
+from vlm_pg.data.files import RecordLocation, data_folder, root_of
 from vlm_pg.data.records import parse_record, with_paths
 from vlm_pg.data.tables import Embedded
 from vlm_pg.errors import ConfigError, SampleError, printable
@@ -198,7 +198,7 @@ def row_names(paths: Sequence[Path]) -> dict[Path, str]:
     return {path: names[file] for path, file in files.items()}
 
 
-def _location(path: Path, place: RecordPlace) -> str:
+def _location(path: Path, place: RecordLocation) -> str:
     """A row's location with the whole path, for messages that stop a run."""
     return f"{printable(str(root_of(path) / place.file if place.file else path), 300)}:{place}"
 

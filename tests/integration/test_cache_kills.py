@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
 import time
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ModuleProcess, started_until
 from tests.support.small_run import small_run
 from tests.support.watch import descendants
 from vlm_pg.cache.eviction import places
@@ -67,19 +66,6 @@ def test_the_number_of_workers_changes_no_byte(folder: Path, whole: dict[str, by
     assert contents(folder / f"workers-{workers}") == whole
 
 
-def caught(folder: Path, cache: Path, entries: int, workers: int) -> ModuleProcess:
-    """A fill that has kept so many. One that was done before it was looked at is begun anew."""
-    for _ in range(20):
-        process = start(folder, cache, workers)
-        while process.returncode is None:
-            if cache.is_dir() and sum(1 for _ in places(cache)) >= entries:
-                return process
-            time.sleep(0.001)
-        assert process.finish().returncode == 0
-        shutil.rmtree(cache)
-    raise AssertionError("20 fills were done before they were looked at")
-
-
 def kill(process: ModuleProcess, with_workers: bool) -> bool:
     """Kill a fill, or all of its processes at once; whether that ended it. What is left ends by itself."""
     assert process._process.pid is not None
@@ -88,6 +74,15 @@ def kill(process: ModuleProcess, with_workers: bool) -> bool:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return process.finish().returncode == -signal.SIGKILL
+
+
+def caught(folder: Path, cache: Path, entries: int, workers: int) -> ModuleProcess:
+    """A fill that has written so many entries."""
+    return started_until(
+        lambda: cache.is_dir() and sum(1 for _ in places(cache)) >= entries,
+        lambda: start(folder, cache, workers),
+        cache,
+    )
 
 
 @pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 2])

@@ -43,23 +43,10 @@ def peak_mib(folder: Path, records: int) -> float:
     return int(done.stdout.rsplit("peak KiB", 1)[1]) / 1024
 
 
-@pytest.mark.parametrize(
-    ("records", "workers"),
-    [
-        (3_000, 0),
-        pytest.param(20_000, 2, marks=pytest.mark.matrix),
-        pytest.param(1_000_000, 2, marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.parametrize(("records", "workers"), [(3_000, 0), (1_000_000, 2)])
 def test_memory_does_not_grow_with_the_records(tmp_path: Path, records: int, workers: int) -> None:
-    write_config(
-        tmp_path / "run.yaml",
-        {
-            "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl")},
-            "media": {"workers": workers},
-            "training": {"steps": 1, "micro_batch_tokens": 40_000},
-        },
-    )
+    model, training = {"path": str(ROOT / "assets/tiny-qwen2_5-vl")}, {"steps": 1, "micro_batch_tokens": 40_000}
+    write_config(tmp_path / "run.yaml", {"model": model, "media": {"workers": workers}, "training": training})
     tenth, whole = (peak_mib(tmp_path, count) for count in (records // 10, records))
     print(f"{records:,} records: {whole:.0f} MiB, a tenth of them {tenth:.0f} MiB")
     assert whole < tenth + 32

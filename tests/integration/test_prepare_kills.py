@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ModuleProcess, is_alive, started_until
 
 pytestmark = pytest.mark.matrix
 
@@ -68,16 +67,10 @@ def parts_of(out: Path) -> dict[str, int]:
 
 
 def caught(folder: Path, out: Path, parts: int) -> ModuleProcess:
-    """A run that has written so many parts. One that was done before it was looked at is begun anew."""
-    for _ in range(20):
-        process = start(folder, out)
-        while process.returncode is None:
-            if (out / ".parts").is_dir() and len(parts_of(out)) >= parts:
-                return process
-            time.sleep(0.002)
-        assert process.finish().returncode == 0
-        shutil.rmtree(out)
-    raise AssertionError("20 runs were done before they were looked at")
+    """A run that has written so many parts."""
+    return started_until(
+        lambda: (out / ".parts").is_dir() and len(parts_of(out)) >= parts, lambda: start(folder, out), out
+    )
 
 
 @pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 3])
@@ -135,7 +128,7 @@ def test_a_killed_run_leaves_no_process(folder: Path, whole: dict[str, bytes]) -
     process.signal(signal.SIGKILL)
     process.finish()
     deadline = time.monotonic() + 60
-    while any(_lives(pid) for pid in ours):
+    while any(is_alive(pid) for pid in ours):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -160,13 +153,6 @@ def test_of_runs_that_start_together_one_at_a_time_prepares(folder: Path, whole:
         assert one.returncode == 0 or "Another process is preparing" in one.stderr, one.stdout + one.stderr
     wrote = [one for one in done if "Wrote train" in one.stdout]
     assert len(wrote) == 1 and contents(out) == whole and not (out / ".parts").exists()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _processes_with(parent: str) -> list[int]:

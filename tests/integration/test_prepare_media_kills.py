@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import signal
 import sqlite3
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.prepared_media import command, write_set
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ModuleProcess, started_until
 
 pytestmark = pytest.mark.matrix
 
@@ -63,16 +62,8 @@ def looked_at(out: Path) -> int:
 
 
 def caught(folder: Path, out: Path, media: int) -> ModuleProcess:
-    """A run that knows so many media. One that was done before it was looked at is begun anew."""
-    for _ in range(20):
-        process = start(folder, out)
-        while process.returncode is None:
-            if looked_at(out) >= media:
-                return process
-            time.sleep(0.005)
-        assert process.finish().returncode == 0
-        shutil.rmtree(out)
-    raise AssertionError("20 runs were done before they were looked at")
+    """A run that has checked so many media."""
+    return started_until(lambda: looked_at(out) >= media, lambda: start(folder, out), out)
 
 
 @pytest.mark.matrix

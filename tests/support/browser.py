@@ -23,7 +23,7 @@ import pytest
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PROGRAM = next((found for name in _NAMES if (found := shutil.which(name))), None)
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
-# Far beyond what any of this takes; it only ends a test that would wait for ever.
+# Far beyond what any of this takes; it only ends a test that would wait forever.
 _DEADLINE_SECONDS = 120.0
 # The browser reads its commands from descriptor 3 and answers on 4; both are first moved out of the way of that.
 _START = """
@@ -52,7 +52,7 @@ class Browser:
 
     @property
     def requests(self) -> list[str]:
-        """Addresses that were asked for since the last page was opened, without those that were blocked before."""
+        """Addresses requested since the last page was opened, without those that were blocked before."""
         return list(self._requests.values())
 
     def open(self, path: Path) -> None:

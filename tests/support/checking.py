@@ -54,7 +54,7 @@ class Folder:
     def check(
         self, train: Sequence[Record] = (), held: Sequence[Record] = (), *words: str, **sections: Mapping[str, Any]
     ) -> tuple[int, dict[str, list[str]]]:
-        """Exit code, and of each reason the places, those of warnings with a mark; nothing where it was refused."""
+        """Exit code, and the locations and ids of each reason, warnings with a mark; nothing where it was refused."""
         data: dict[str, Any] = {}
         for name, records in (("train", train), ("held", held)):
             if records:
@@ -73,12 +73,12 @@ class Folder:
         return code, {} if code == 2 else self.found()
 
     def found(self) -> dict[str, list[str]]:
-        places: dict[str, list[str]] = {}
+        found: dict[str, list[str]] = {}
         for name, mark in (("refused", ""), ("warned", "?")):
             for line in (self.path / "out" / f"{name}.jsonl").read_text().splitlines():
                 one = json.loads(line)
-                places.setdefault(one["reason"] + mark, []).append(f"{one['where']} {one['sample_id']}")
-        return places
+                found.setdefault(one["reason"] + mark, []).append(f"{one['where']} {one['sample_id']}")
+        return found
 
     def messages(self) -> list[str]:
         text = (self.path / "out/refused.jsonl").read_text() + (self.path / "out/warned.jsonl").read_text()

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.groups import make_case
 from vlm_pg.config import RunConfig
-from vlm_pg.data.order import EachInTurn
+from vlm_pg.data.order import EpochOrder
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.parts import Response
 from vlm_pg.rollout.engine import RolloutEngine
@@ -110,7 +110,7 @@ def made_up_collector(
     stages = Stages(
         QuestionStream(
             config,
-            TrainingData(made_up_samples(num_samples, kinds, media_of), EachInTurn(num_samples), source),
+            TrainingData(made_up_samples(num_samples, kinds, media_of), EpochOrder(num_samples), source),
             0,
             lambda tried, bad: None,
             engine.ranks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF)
 
@@ -16,7 +16,7 @@ def mutation(bases: Mapping[str, bytes], seed: int) -> tuple[str, bytes]:
     for _ in range(random_.choice((1, 1, 2, 4, 16))):
         if not data:
             break
-        random_.choice(_KINDS)(data, random_, bases)
+        _damage(data, random_, bases)
     return name, bytes(data)
 
 
@@ -28,60 +28,43 @@ def damaged_payload(data: bytes, seed: str) -> bytes:
         head = data.index(b"mdat") - 4
         start, end = head + 8, head + int.from_bytes(data[head : head + 4], "big")
     for _ in range(random_.choice((1, 1, 2, 4, 8))):
-        place, length = random_.randrange(start + 8, end - 64), random_.choice((4, 16, 64))
+        at, length = random_.randrange(start + 8, end - 64), random_.choice((4, 16, 64))
         match random_.randrange(3):
             case 0:
-                damaged[place] ^= 1 << random_.randrange(8)
+                damaged[at] ^= 1 << random_.randrange(8)
             case 1:
-                damaged[place : place + length] = random_.randbytes(length)
+                damaged[at : at + length] = random_.randbytes(length)
             case 2:
-                damaged[place : place + length] = bytes(length)
+                damaged[at : at + length] = bytes(length)
     return bytes(damaged)
 
 
-def _place(data: bytearray, random_: random.Random) -> int:
-    """Anywhere, but half of the time in the header."""
-    return random_.randrange(min(len(data), 2048) if random_.random() < 0.5 else len(data))
+_KINDS = ("flip", "flip", "overwrite", "extreme", "extreme", "cut", "remove", "repeat", "splice", "zero")
 
 
-def _flip(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    data[_place(data, random_)] ^= 1 << random_.randrange(8)
-
-
-def _overwrite(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place = _place(data, random_)
-    data[place : place + random_.choice((1, 2, 4, 64))] = random_.randbytes(random_.choice((1, 2, 4, 64)))
-
-
-def _extreme(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place, order = _place(data, random_), random_.choice(("big", "little"))
-    data[place : place + 4] = random_.choice(EXTREMES).to_bytes(4, order)  # type: ignore[arg-type]
-
-
-def _cut(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    del data[_place(data, random_) :]
-
-
-def _remove(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place = _place(data, random_)
-    del data[place : place + random_.choice((1, 7, 188, 1000))]
-
-
-def _repeat(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place = _place(data, random_)
-    data[place:place] = data[place : place + random_.choice((1, 16, 188, 4000))] * random_.choice((1, 2, 50))
-
-
-def _splice(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    other = bases[random_.choice(sorted(bases))]
-    data[_place(data, random_) :] = other[random_.randrange(len(other)) :]
-
-
-def _zero(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place, length = _place(data, random_), random_.choice((4, 100, 5000))
-    data[place : place + length] = bytes(len(data[place : place + length]))
-
-
-_KINDS: list[Callable[[bytearray, random.Random, Mapping[str, bytes]], None]] = [
-    _flip, _flip, _overwrite, _extreme, _extreme, _cut, _remove, _repeat, _splice, _zero,
-]  # fmt: skip
+def _damage(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
+    kind = random_.choice(_KINDS)
+    if kind == "splice":
+        other = bases[random_.choice(sorted(bases))]
+        tail = other[random_.randrange(len(other)) :]
+    # Anywhere, but half of the time in the header.
+    start = random_.randrange(min(len(data), 2048) if random_.random() < 0.5 else len(data))
+    match kind:
+        case "flip":
+            data[start] ^= 1 << random_.randrange(8)
+        case "overwrite":
+            data[start : start + random_.choice((1, 2, 4, 64))] = random_.randbytes(random_.choice((1, 2, 4, 64)))
+        case "extreme":
+            order = random_.choice(("big", "little"))
+            data[start : start + 4] = random_.choice(EXTREMES).to_bytes(4, order)  # type: ignore[arg-type]
+        case "cut":
+            del data[start:]
+        case "remove":
+            del data[start : start + random_.choice((1, 7, 188, 1000))]
+        case "repeat":
+            data[start:start] = data[start : start + random_.choice((1, 16, 188, 4000))] * random_.choice((1, 2, 50))
+        case "splice":
+            data[start:] = tail
+        case "zero":
+            length = random_.choice((4, 100, 5000))
+            data[start : start + length] = bytes(len(data[start : start + length]))

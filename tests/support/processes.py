@@ -10,13 +10,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -98,6 +99,27 @@ def _run(command: list[str], environment: dict[str, str], printed: str) -> None:
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended stays a zombie until its parent waits for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def started_until(reached: Callable[[], bool], start: Callable[[], ModuleProcess], written: Path) -> ModuleProcess:
+    """A process that runs and has ``reached`` a state; one that ends before is started again without what it wrote."""
+    for _ in range(20):
+        process = start()
+        while process.returncode is None:
+            if reached():
+                return process
+            time.sleep(0.002)
+        assert process.finish().returncode == 0
+        shutil.rmtree(written)
+    raise AssertionError("20 runs ended before they reached the state")
+
+
 def start_ranks(
     module: str, *arguments: str, ranks: int = 2, own: Mapping[int, Sequence[str]] | None = None
 ) -> list[ModuleProcess]:
@@ -108,8 +130,8 @@ def start_ranks(
     shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     started = []
     for rank in range(ranks):
-        place = {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        started.append(ModuleProcess(module, *arguments, *(own or {}).get(rank, ()), environment=place))
+        environment = {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        started.append(ModuleProcess(module, *arguments, *(own or {}).get(rank, ()), environment=environment))
     return started
 
 
@@ -126,6 +148,8 @@ def launch_ranks(module: str, *arguments: str, ranks: int = 2, timeout_seconds: 
                 process.kill()
         time.sleep(0.02)
     done = [process.finish() for process in running]
-    said = [f"rank {rank}: {one.returncode}\n{one.stdout[-3000:]}{one.stderr[-3000:]}" for rank, one in enumerate(done)]
-    assert not any(one.returncode for one in done), "\n".join(said)
+    printed = [
+        f"rank {rank}: {one.returncode}\n{one.stdout[-3000:]}{one.stderr[-3000:]}" for rank, one in enumerate(done)
+    ]
+    assert not any(one.returncode for one in done), "\n".join(printed)
     return done[0].stdout

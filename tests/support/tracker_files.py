@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,53 +18,48 @@ _FULL, _LAST = 1, 4
 
 def records(path: Path) -> Iterator[bytes]:
     """The records of a ``.wandb`` or ``.swanlab`` file."""
-    data, place, record = path.read_bytes(), _HEADER, b""
-    while place + _HEADER <= len(data):
-        left = _BLOCK - place % _BLOCK
+    data, offset, record = path.read_bytes(), _HEADER, b""
+    while offset + _HEADER <= len(data):
+        left = _BLOCK - offset % _BLOCK
         if left < _HEADER:
-            place += left
+            offset += left
             continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
-        place += _HEADER
-        record += data[place : place + length]
-        place += length
+        _, length, kind = struct.unpack_from("<IHB", data, offset)
+        offset += _HEADER
+        record += data[offset : offset + length]
+        offset += length
         if kind in (_FULL, _LAST):
             yield record
             record = b""
 
 
-def wandb_steps(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Every step in a file, in its order: its number, and what was logged in it (of a table what describes it)."""
+def _wandb(path: Path, kind: str) -> Iterator[Any]:
+    """The content of a file's records of one kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    steps = []
-    for data in records(path):
-        record = Record.FromString(data)
-        if record.WhichOneof("record_type") == "history":
-            values = {
-                item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
-            }
-            steps.append((record.history.step.num, values))
-    return steps
+    for record in map(Record.FromString, records(path)):
+        if record.WhichOneof("record_type") == kind:
+            yield getattr(record, kind)
+
+
+def wandb_steps(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Every step in a file, in its order: its number, and what was logged in it (of a table what describes it)."""
+    return [
+        (step.step.num, {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in step.item})
+        for step in _wandb(path, "history")
+    ]
 
 
 def wandb_artifacts(path: Path) -> Iterator[dict[str, Path]]:
     """Of every table in a file: what belongs to it, by name, and where that lies until it is sent."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    for data in records(path):
-        record = Record.FromString(data)
-        if record.WhichOneof("record_type") == "artifact":
-            yield {entry.path: Path(entry.local_path) for entry in record.artifact.manifest.contents}
+    for artifact in _wandb(path, "artifact"):
+        yield {entry.path: Path(entry.local_path) for entry in artifact.manifest.contents}
 
 
 def wandb_config(path: Path) -> dict[str, Any]:
     """The settings in a file."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    found = (Record.FromString(data) for data in records(path))
-    changes = [record.config.update for record in found if record.WhichOneof("record_type") == "config"]
-    return {item.key: json.loads(item.value_json) for items in changes for item in items if item.key}
+    items = (item for config in _wandb(path, "config") for item in config.update if item.key)
+    return {item.key: json.loads(item.value_json) for item in items}
 
 
 def swanlab_scalars(path: Path) -> list[tuple[str, int, float]]:
@@ -88,11 +83,11 @@ def scalars(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def expected_scalars(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
-    """metrics.jsonl in tensorboard's precision."""
-    table: dict[str, list[tuple[int, float]]] = {}
+def expected_scalars(folder: RunFolder, precision: Callable[[float], Any] = np.float32) -> dict[str, list[Any]]:
+    """metrics.jsonl, by default in tensorboard's precision."""
+    table: dict[str, list[Any]] = {}
     for line in map(json.loads, folder.metrics.read_text().splitlines()):
         for key, value in line.items():
             if key not in ("step", "phase", "time") and value is not None:
-                table.setdefault(f"train/{key}", []).append((line["step"], float(np.float32(value))))
+                table.setdefault(f"train/{key}", []).append((line["step"], float(precision(value))))
     return table

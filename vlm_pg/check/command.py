@@ -9,13 +9,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vlm_pg.check.findings import REFUSED, WARNED, Finding, SetTally, lines, write_reports
 from vlm_pg.check.leakage import LeakageCheck
 from vlm_pg.check.lengths import LengthRules, PromptLengths
 from vlm_pg.check.records import RecordChecker
-from vlm_pg.check.sets import CheckedSet, Facts, MediaSource, Presentation, Prober, mixture_fault, sets_of, too_many_bad
+from vlm_pg.check.sets import CheckedSet, MediaSource, Presentation, Prober, mixture_fault, sets_of, too_many_bad
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
 from vlm_pg.data.dedup import Ledger
@@ -41,7 +40,7 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     """Check every record of a run's sets; print the findings, and return whether there was no error.
 
     Args:
-        data: a file or folder of records in place of the configuration's sets.
+        data: a file or folder of records instead of the configuration's sets.
         decode: decode all frames that would be shown of every medium, into the cache where there is one.
         out: folder for ``check.json``, ``check.html``, ``refused.jsonl`` and ``warned.jsonl``.
 
@@ -71,10 +70,11 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
 
         checker = stack.enter_context(RecordChecker(config.reward, lengths, num_tokens, console.warn))
         on_finding = stack.enter_context(_written(out))
-        checks = SetCheck(ledger, Prober(ledger, decode, keep), checker, on_finding, names_sets=len(sets) > 1)
+        prober = Prober(ledger, decode, keep)
         for one in sets:
             tallies.append(SetTally(one.name, str(one.path), one.presentation.rules.prompt.max_prompt_tokens))
-            checks.run(one, tallies[-1])
+            prefix = f"{one.name}, " if len(sets) > 1 else ""
+            check_set(one, tallies[-1], ledger, prober, checker, on_finding, prefix)
     ends = [] if data is not None else too_many_bad(config.data, sets, tallies)
     for line in (line for tally in tallies for line in lines(tally)):
         console.info(line)
@@ -85,92 +85,85 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     end += "; a run would end at once" if ends else ""
     console.info(f"check: {end}; {warnings:,} warning(s)" + (f"; written to {out}" if out is not None else ""))
     if out is not None:
-        write_reports(out, tallies, _settings(config, decode))
+        media = config.media
+        settings = {
+            "model": config.model.path,
+            "frames": f"{media.fps:g} a second" if media.num_frames is None else f"{media.num_frames}, evenly",
+            "max_frames": media.most_frames,
+            "max_pixels": media.max_pixels,
+            "max_prompt_tokens": config.prompt.max_prompt_tokens,
+            "max_new_tokens": config.rollout.max_new_tokens,
+            "decoded": decode,
+            "protocols": config.eval.protocols,
+        }
+        write_reports(out, tallies, settings)
     fault = None if data is not None else mixture_fault(config.data, sets)
     if fault is not None:
         raise fault
     return not ends and not bad
 
 
-class SetCheck:
-    """Checks one set after the other, training sets first.
+def check_set(
+    one: CheckedSet,
+    tally: SetTally,
+    ledger: Ledger,
+    prober: Prober,
+    checker: RecordChecker,
+    on_finding: Callable[[Finding], object],
+    prefix: str = "",
+) -> None:
+    """Check a set, after the training sets; its tally grows.
 
     Args:
         on_finding: called with every finding, in order.
-        names_sets: findings name their set.
+        prefix: of the locations in findings.
+
+    Raises:
+        ConfigError: its file cannot be read on.
+        ModelError: it has media and the model reads text alone.
     """
+    total, table = count_raw(one.path), f"ids of {one.name}"
+    total = total if one.limit is None else min(total, one.limit)
+    leakage = LeakageCheck(ledger, one.name, one.trains, checker.same_gold)
+    # Records with the keys of their media.
+    waiting: deque[tuple[Sample | BadSample, list[str | SampleError]]] = deque()
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        prober: Prober,
-        checker: RecordChecker,
-        on_finding: Callable[[Finding], None],
-        names_sets: bool,
-    ):
-        self._ledger, self._prober, self._checker = ledger, prober, checker
-        self._on_finding, self._names_sets = on_finding, names_sets
-
-    def run(self, one: CheckedSet, tally: SetTally) -> None:
-        """Check a set; its tally grows.
-
-        Raises:
-            ConfigError: its file cannot be read on.
-            ModelError: it has media and the model reads text alone.
-        """
-        total, table = count_raw(one.path), f"ids of {one.name}"
-        leakage = LeakageCheck(self._ledger, one.name, one.trains, self._checker.same_gold)
-        # Records with the keys of their media.
-        waiting: deque[tuple[Sample | BadSample, list[str | SampleError]]] = deque()
-        with Bar(f"Checking {one.name}", total if one.limit is None else min(total, one.limit)) as bar:
-
-            def settle(count: int) -> None:
-                self._settle([waiting.popleft() for _ in range(count)], one, leakage, tally)
-                bar.advance(count)
-
-            for record in one.records(lambda name, where: self._ledger.first(table, name, where), tally):
-                media = record.media if isinstance(record, Sample) else ()
-                waiting.append((record, [self._prober.request(ref, one.media) for ref in media]))
-                if len(waiting) == WINDOW:
-                    settle(BATCH)
-            while waiting:
-                settle(min(BATCH, len(waiting)))
-
-    def _settle(
-        self,
-        batch: list[tuple[Sample | BadSample, list[str | SampleError]]],
-        one: CheckedSet,
-        leakage: LeakageCheck,
-        tally: SetTally,
-    ) -> None:
+    def settle(count: int) -> None:
         """Check some records once the facts of their media are there."""
-        facts = [[self._prober.facts(key) for key in keys] for _, keys in batch]
+        batch = [waiting.popleft() for _ in range(count)]
+        facts = [[prober.facts(key) for key in keys] for _, keys in batch]
         read = [(record, of) for (record, _), of in zip(batch, facts, strict=True) if isinstance(record, Sample)]
-        checked = self._checker.check(
+        checked = checker.check(
             [sample for sample, _ in read], [of for _, of in read], one.presentation.rules, tally.add_prompt
         )
         for (record, _), of_media in zip(batch, facts, strict=True):
-            if isinstance(record, BadSample):
-                found = [Finding(record)]
-            else:
-                found = next(checked)
-                self._count_media(one, record, of_media, tally)
+            found = [Finding(record)] if isinstance(record, BadSample) else next(checked)
+            if isinstance(record, Sample):
+                for ref, fact in zip(record.media, of_media, strict=True):
+                    # Each medium of a set counts once, under any file name.
+                    if isinstance(fact, MediaFacts) and ledger.add(f"media of {one.name}", fact.content):
+                        tally.media += 1
+                        if ref.kind == "video":
+                            tally.seconds.add(fact.seconds)
                 if not any(finding.is_refusal for finding in found):
                     # Training leaves refused records out: they neither repeat a question nor leak.
                     found += leakage.findings(record, [fact for fact in of_media if isinstance(fact, MediaFacts)])
-            if self._names_sets:
-                found = [replace(each, bad=replace(each.bad, where=f"{one.name}, {each.bad.where}")) for each in found]
+            found = [replace(each, bad=replace(each.bad, where=f"{prefix}{each.bad.where}")) for each in found]
             tally.add(found)
             for each in found:
-                self._on_finding(each)
+                on_finding(each)
 
-    def _count_media(self, one: CheckedSet, sample: Sample, facts: list[Facts], tally: SetTally) -> None:
-        """Each medium of a set counts once, under any file name."""
-        for ref, fact in zip(sample.media, facts, strict=True):
-            if isinstance(fact, MediaFacts) and self._ledger.add(f"media of {one.name}", fact.content):
-                tally.media += 1
-                if ref.kind == "video":
-                    tally.seconds.add(fact.seconds)
+    with Bar(f"Checking {one.name}", total) as bar:
+        for record in one.records(lambda name, where: ledger.first(table, name, where), tally):
+            media = record.media if isinstance(record, Sample) else ()
+            waiting.append((record, [prober.request(ref, one.media) for ref in media]))
+            if len(waiting) == WINDOW:
+                settle(BATCH)
+                bar.advance(BATCH)
+        while waiting:
+            count = min(BATCH, len(waiting))
+            settle(count)
+            bar.advance(count)
 
 
 def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool) -> Iterator[str]:
@@ -180,7 +173,7 @@ def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool
     else:
         yield "media: read through, one frame of each video decoded (--decode decodes all that is shown)"
     if config.reward.judge.weight:
-        yield "reward.judge is not asked about gold answers"
+        yield "reward.judge does not grade gold answers"
     if not config.prompt.subtitles:
         yield "prompt.subtitles=false: files of subtitles are not read"
     if config.rollout.engine == "server":
@@ -243,8 +236,8 @@ def _media_sources(
     config: RunConfig, factor: int, keep: bool, stack: ExitStack
 ) -> Callable[[str, Path, Presentation], MediaSource]:
     """Media of a set, by its name, the path of its records and its presentation; ``stack`` ends the decoders."""
-    kept = config.cache if keep else None
-    pool = decoding_pool(config.media, kept)
+    cache = config.cache if keep else None
+    pool = decoding_pool(config.media, cache)
     if pool is not None:
         stack.enter_context(pool)
 
@@ -252,37 +245,19 @@ def _media_sources(
         media, subtitles = presentation.media, presentation.rules.prompt.subtitles
         root, remote = config.data.root_for(path, name), config.data.allow_remote
         key = hashlib.sha256(f"{subtitles} {media.model_dump_json()}".encode()).hexdigest()[:16]
-        return MediaSource(MediaLoader(media, root, remote, factor, pool, subtitles, kept), root, remote, key)
+        return MediaSource(MediaLoader(media, root, remote, factor, pool, subtitles, cache), root, remote, key)
 
     return media_of
 
 
 @contextmanager
-def _written(out: Path | None) -> Iterator[Callable[[Finding], None]]:
+def _written(out: Path | None) -> Iterator[Callable[[Finding], object]]:
     """Writes findings in order, in the form of a run's bad samples."""
     if out is None:
         yield lambda finding: None
         return
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / REFUSED, durable=False) as refused, replacing(out / WARNED, durable=False) as warned:
-
-        def write(finding: Finding) -> None:
-            line = line_of(finding.bad).encode(errors="backslashreplace")
-            (refused if finding.is_error else warned).write(line)
-
-        yield write
-
-
-def _settings(config: RunConfig, decode: bool) -> dict[str, Any]:
-    """The settings that figures depend on."""
-    media = config.media
-    return {
-        "model": config.model.path,
-        "frames": f"{media.fps:g} a second" if media.num_frames is None else f"{media.num_frames}, evenly",
-        "max_frames": media.most_frames,
-        "max_pixels": media.max_pixels,
-        "max_prompt_tokens": config.prompt.max_prompt_tokens,
-        "max_new_tokens": config.rollout.max_new_tokens,
-        "decoded": decode,
-        "protocols": config.eval.protocols,
-    }
+        yield lambda finding: (refused if finding.is_error else warned).write(
+            line_of(finding.bad).encode(errors="backslashreplace")
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +36,15 @@ class Finding:
     is_refusal: bool = False
 
 
-def refusal(sample: Sample, fault: SampleError) -> Finding:
-    """A fault for which training skips a sample."""
-    return Finding(_bad(sample, fault), is_refusal=True)
-
-
-def error(sample: Sample, fault: SampleError) -> Finding:
-    """A fault of a sample that training uses."""
-    return Finding(_bad(sample, fault))
+def error(sample: Sample, fault: SampleError, is_refusal: bool = False) -> Finding:
+    """A fault of a sample; ``is_refusal``: training skips it."""
+    bad = BadSample(sample.sample_id, fault.reason, str(fault), sample.where, fault.trace)
+    return Finding(bad, is_refusal=is_refusal)
 
 
 def warning(sample: Sample, reason: str, message: str) -> Finding:
     """A remark on a sample that can be used."""
-    return Finding(_bad(sample, SampleError(reason, message)), is_error=False)
-
-
-def _bad(sample: Sample, fault: SampleError) -> BadSample:
-    return BadSample(sample.sample_id, fault.reason, str(fault), sample.where, fault.trace)
+    return replace(error(sample, SampleError(reason, message)), is_error=False)
 
 
 @dataclass
@@ -189,12 +181,7 @@ def _counts(tally: SetTally) -> str:
 
 
 def write_reports(folder: Path, tallies: Sequence[SetTally], settings: dict[str, Any]) -> None:
-    """Write ``check.json`` and ``check.html``, which is self-contained and runs no script.
-
-    Args:
-        tallies: of all sets.
-        settings: that the figures depend on, as JSON values.
-    """
+    """Write ``check.json`` and ``check.html``, self-contained and without scripts; figures depend on ``settings``."""
     write_json_atomic(folder / REPORT, {"settings": settings, "sets": {one.name: one.as_json() for one in tallies}})
     views = []
     for tally in tallies:

@@ -15,12 +15,9 @@ from vlm_pg.types import Sample
 
 
 class LeakageCheck:
-    """Compares each record of a set with those before it; media by content, whatever the files are called.
+    """Compares each record of a set with those before it, training sets first; media by content, not by file name.
 
-    Args:
-        ledger: of all sets.
-        trains: it is a training set; those are checked before the others.
-        same_gold: whether two samples of one question have one gold answer.
+    ``same_gold``: whether two samples of one question have one gold answer.
     """
 
     def __init__(self, ledger: Ledger, name: str, trains: bool, same_gold: Callable[[Sample, Sample], bool]):

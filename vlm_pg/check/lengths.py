@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from vlm_pg.errors import ModelError, SampleError
 from vlm_pg.media.pool import WorkerPool
@@ -26,8 +26,7 @@ _MODULES = ("vlm_pg.check.lengths", "transformers.processing_utils")
 Question = tuple[Sample, tuple[MediaFacts, ...]]
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(NamedTuple):
     """Tokens of a prompt (None: there is no prompt), and its fault: reason and message."""
 
     tokens: int | None
@@ -75,12 +74,7 @@ class Measurer:
 
 
 class PromptLengths(AbstractContextManager["PromptLengths"]):
-    """Measures prompts, at first in this process; a context manager, which ends its other processes.
-
-    Args:
-        workers: number of processes; 0: this one alone.
-        model: of all rules.
-    """
+    """Measures prompts, the first in this process, later ones in ``workers`` others, which the context manager ends."""
 
     def __init__(self, workers: int, model: WeightlessPolicy):
         self._workers, self._model = workers, model
@@ -102,7 +96,20 @@ class PromptLengths(AbstractContextManager["PromptLengths"]):
         size = -(-len(questions) // self._workers)
         chunks = [questions[start : start + size] for start in range(0, len(questions), size)]
         futures = [self._pool.submit(measured, key, chunk, label="prompts") for chunk in chunks]
-        return lambda: [length for future in futures for length in _result(future)]
+
+        def results() -> list[Length]:
+            lengths: list[Length] = []
+            for future in futures:
+                try:
+                    found = future.result()
+                except SampleError as error:  # the process ended or hung: no fault of any one record
+                    raise RuntimeError(f"a process that measured prompts was lost: {error}") from error
+                if isinstance(found, str):
+                    raise ModelError(found)
+                lengths += found
+            return lengths
+
+        return results
 
     def _processor_modules(self) -> list[str]:
         """Modules of the processor's classes: workers share them if they are imported before the fork."""
@@ -125,21 +132,11 @@ def measured(rules: bytes, questions: Sequence[Question]) -> list[Length] | str:
 
 
 @cache
-def _measurer(rules: bytes) -> Measurer:
-    read: LengthRules = pickle.loads(rules)
-    return Measurer(read, _model(pickle.dumps(read.model)))
+def _measurer(pickled: bytes) -> Measurer:
+    rules: LengthRules = pickle.loads(pickled)
+    return Measurer(rules, _model(pickle.dumps(rules.model)))
 
 
 @cache
 def _model(settings: bytes) -> WeightlessPolicy:
     return WeightlessPolicy(pickle.loads(settings))
-
-
-def _result(future: Future[list[Length] | str]) -> list[Length]:
-    try:
-        found = future.result()
-    except SampleError as error:  # the process ended or hung: no fault of any one record
-        raise RuntimeError(f"a process that measured prompts was lost: {error}") from error
-    if isinstance(found, str):
-        raise ModelError(found)
-    return found

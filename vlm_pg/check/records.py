@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import compress
 from typing import Any
 
 from vlm_pg.answers.options import choices_of, same_text
-from vlm_pg.check.findings import Finding, error, refusal, warning
+from vlm_pg.check.findings import Finding, error, warning
 from vlm_pg.check.lengths import LengthRules, PromptLengths
 from vlm_pg.check.sets import Facts
 from vlm_pg.errors import SampleError
@@ -56,7 +57,7 @@ class RecordChecker(AbstractContextManager["RecordChecker"]):
         samples: Sequence[Sample],
         facts: Sequence[Sequence[Facts]],
         rules: LengthRules,
-        on_length: Callable[[int], None] = lambda tokens: None,
+        on_length: Callable[[int], None],
     ) -> Iterator[list[Finding]]:
         """The findings about each sample, in order; several samples run in parallel.
 
@@ -70,21 +71,19 @@ class RecordChecker(AbstractContextManager["RecordChecker"]):
         """
         known = [tuple(one for one in of_media if isinstance(one, MediaFacts)) for of_media in facts]
         is_whole = [len(found) == len(sample.media) for sample, found in zip(samples, known, strict=True)]
-        whole = [
-            (sample, found) for sample, found, all_there in zip(samples, known, is_whole, strict=True) if all_there
-        ]
-        lengths_of = self._lengths.start(whole, rules)
+        lengths_of = self._lengths.start(list(compress(zip(samples, known, strict=True), is_whole)), rules)
         faults = list(gold_faults(samples, self._rewarder, self._num_tokens))
         lengths = iter(lengths_of())
         for sample, of_media, fault, all_there in zip(samples, facts, faults, is_whole, strict=True):
-            found = [refusal(sample, one) for one in of_media if isinstance(one, SampleError)]
+            found = [error(sample, one, is_refusal=True) for one in of_media if isinstance(one, SampleError)]
             found += equal_options(sample)
             found += [] if fault is None else [error(sample, fault)]
             if all_there:
                 length = next(lengths)
                 if length.tokens is not None:
                     on_length(length.tokens)
-                found += [] if length.fault is None else [refusal(sample, SampleError(*length.fault))]
+                if length.fault is not None:
+                    found.append(error(sample, SampleError(*length.fault), is_refusal=True))
             yield found
 
 
@@ -103,8 +102,8 @@ def equal_options(sample: Sample) -> Iterator[Finding]:
         right = sorted(right_letters(sample.answer) & set(equal))
         if right:
             fault = (
-                f"{came}, and {', '.join(right)} is right. An answer in words could not be told from a wrong one. "
-                "Correct 'options', or remove the record."
+                f"{came}, and {', '.join(right)} is right. An answer in words could not be told from a wrong "
+                "one. Correct 'options', or remove the record."
             )
             yield error(sample, SampleError("equal_options", fault))
         else:

@@ -38,11 +38,9 @@ class MediaSource:
 
 
 class Prober:
-    """Reads facts of media, once per file and part, however many questions use them; a ledger keeps the results.
+    """Reads facts of media, once per file and part, into a ledger.
 
-    Args:
-        decode: decode each medium entirely.
-        keep: put its frames into the cache, which decodes it in any case.
+    ``decode``: decode each medium entirely; ``keep``: put its frames into the cache, which decodes it in any case.
     """
 
     def __init__(self, ledger: Ledger, decode: bool = False, keep: bool = False):
@@ -56,8 +54,7 @@ class Prober:
         except SampleError as fault:
             return fault
         subtitles = ref.subtitles and f"{source.root}/{ref.subtitles}"
-        part = (ref.kind, path, ref.folder_fps, ref.start, ref.end, ref.times, subtitles, source.settings_key)
-        key = repr(part)
+        key = repr((ref.kind, path, ref.folder_fps, ref.start, ref.end, ref.times, subtitles, source.settings_key))
         if key not in self._pending and self._ledger.look(_TABLE, key) is None:
             loader = source.loader
             # Keeping decodes the whole medium, or reads and checks the cached frames.
@@ -74,31 +71,23 @@ class Prober:
         if pending is None:
             known = self._ledger.look(_TABLE, key)
             assert known is not None, "facts need a key that request has returned"
-            return _from_json(known)
+            value = json.loads(known)
+            if isinstance(value, list):
+                return SampleError(*value)
+            cues = tuple(Cue(**cue) for cue in value["subtitles"])
+            return MediaFacts(**value | {"frame_seconds": tuple(value["frame_seconds"]), "subtitles": cues})
         facts: Facts | None = None
         try:
             for one in pending:
                 if isinstance(one, SampleError):
                     raise one
-                result = one.result()
-                facts = facts if isinstance(result, bool) else result
+                facts = result if not isinstance(result := one.result(), bool) else facts
         except SampleError as fault:
             facts = fault
         assert facts is not None
-        self._ledger.add(_TABLE, key, _as_json(facts))
+        value = asdict(facts) if isinstance(facts, MediaFacts) else [facts.reason, str(facts), facts.trace]
+        self._ledger.add(_TABLE, key, json.dumps(value))
         return facts
-
-
-def _as_json(facts: Facts) -> str:
-    return json.dumps(asdict(facts) if isinstance(facts, MediaFacts) else [facts.reason, str(facts), facts.trace])
-
-
-def _from_json(text: str) -> Facts:
-    value = json.loads(text)
-    if isinstance(value, list):
-        return SampleError(*value)
-    cues = tuple(Cue(**cue) for cue in value["subtitles"])
-    return MediaFacts(**value | {"frame_seconds": tuple(value["frame_seconds"]), "subtitles": cues})
 
 
 @dataclass(frozen=True)
@@ -139,13 +128,7 @@ class CheckedSet:
         """The records that the run uses, and those before its limit that it cannot read; ``tally`` counts all.
 
         A file is read to its end, as the run does, which notices truncation; training reads a prepared set only up to
-        its limit.
-
-        Args:
-            first_at: as of ``stream_records``.
-
-        Raises:
-            ConfigError: as ``stream_records``.
+        its limit. ``first_at`` and errors: see ``stream_records``.
         """
         usable, stops = 0, self.trains and is_prepared(self.path)
         for number, record in enumerate(stream_records(self.path, first_at)):
@@ -189,7 +172,7 @@ def sets_of(
         check_weights(list(data.train_sets), data.mixture)
     sets = []
     for name, path in data.train_sets.items():
-        limit = data.limit if name in data.asked_sets else 0
+        limit = data.limit if name in data.used_sets else 0
         weightless = frozenset() if several else data.weightless
         key = f"data.train.{name}" if several else "data.train"
         how = presentation_of(None)

@@ -25,11 +25,10 @@ def line_of(bad: BadSample) -> str:
 class BadSampleLog:
     """Writes ``bad_samples.jsonl`` as faults happen and stops the run when too large a share is bad.
 
-    A fault (same sample, same reason, same place) is written once, also after a resume or in a later epoch. The share
-    is that of the samples tried since the log was opened; count samples before their faults.
+    A fault (same sample, reason and location) is written once, also after a resume or in a later epoch. The share is
+    that of the samples tried since the log was opened.
 
     Args:
-        path: the file; continued when it exists.
         max_share: largest allowed share of bad samples, 0 to 1.
         min_seen: the share is not judged before so many samples.
         warn: called with every new fault.
@@ -37,8 +36,7 @@ class BadSampleLog:
 
     def __init__(self, path: Path, max_share: float, min_seen: int, warn: Callable[[str], None] = lambda line: None):
         self._path, self._max_share, self._min_seen, self._warn = path, max_share, min_seen, warn
-        self._seen = 0
-        self._bad = 0
+        self._seen = self._bad = 0
         self._known: dict[tuple[str, str, str], str] = {}
         if path.exists():
             self._load()
@@ -47,15 +45,6 @@ class BadSampleLog:
     def counts(self) -> Mapping[str, int]:
         """Number of distinct faults in the file, by reason, the most frequent first."""
         return dict(Counter(self._known.values()).most_common())
-
-    @property
-    def seen(self) -> int:
-        """Samples tried since the log was opened."""
-        return self._seen
-
-    def count_seen(self, n: int) -> None:
-        """Count ``n`` more samples that are about to be tried."""
-        self._seen += n
 
     def record_file(self, bad: Sequence[BadSample], total: int) -> None:
         """Write the faults of a file of ``total`` records; its share of bad records is judged by itself.
@@ -69,24 +58,21 @@ class BadSampleLog:
         self._judge(len(bad), total)
 
     def record_tried(self, seen: int, bad: Sequence[BadSample]) -> None:
-        """Count ``seen`` samples that were tried, and write the faults among them, as ``record``."""
-        self.count_seen(seen)
-        for fault in bad:
-            if self.record(fault):
-                self._warn(str(fault))
-
-    def record(self, bad: BadSample) -> bool:
-        """Write the fault at once; whether it is a new one.
+        """Count ``seen`` samples that were tried, and write the faults among them at once.
 
         Raises:
             TooManyBadSamples: the share of bad samples exceeds ``max_share``.
         """
-        self._bad += 1
-        is_new = self._write(bad)
-        self._judge(self._bad, self._seen)
-        return is_new
+        self._seen += seen
+        for fault in bad:
+            self._bad += 1
+            is_new = self._write(fault)
+            self._judge(self._bad, self._seen)
+            if is_new:
+                self._warn(str(fault))
 
     def _write(self, bad: BadSample) -> bool:
+        """Whether the fault is a new one."""
         key = (bad.sample_id, bad.reason, bad.where)
         if key in self._known:
             return False

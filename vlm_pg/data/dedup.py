@@ -27,8 +27,8 @@ class Ledger:
     """Named tables of texts to texts in one temporary file on disk, in constant memory. A context manager.
 
     ledger.add("ids", "17")  # True: it is new
-    ledger.first("asked", "How many?", "17")  # "17": it is new
-    ledger.first("asked", "How many?", "18")  # "17"
+    ledger.first("questions", "How many?", "17")  # "17": it is new
+    ledger.first("questions", "How many?", "18")  # "17"
 
     Args:
         path: the file, made anew; None: a temporary one that SQLite removes.

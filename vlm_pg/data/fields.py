@@ -18,13 +18,9 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Stands for a value that cannot be read, so that only a record that needs it is lost.
+    """A value that cannot be read, so that only a record that needs it is lost; ``reason``: of refusing a whole row.
 
     Unreadable("a whole number of 5000 digits")
-
-    Args:
-        what: describes it.
-        reason: for refusing a whole row.
     """
 
     what: str

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.data.json_stream import read_elements, read_lines, read_members, unreadable_file
-from vlm_pg.data.manifest import check_sizes
+from vlm_pg.data.prepared import check_sizes
 from vlm_pg.data.tables import count_rows, read_arrow, read_parquet
 from vlm_pg.errors import ConfigError, printable
 
@@ -187,11 +187,11 @@ def _wrong(folder: Path, problem: str, kind: type[ConfigError] = ConfigError) ->
 
 
 @dataclass(frozen=True)
-class RecordPlace:
-    """Where a record begins: the line (JSON, JSONL) or the row (Parquet, Arrow), counted from 1.
+class RecordLocation:
+    """Where a record begins.
 
     Args:
-        line: see above.
+        line: the line (JSON, JSONL) or the row (Parquet, Arrow), counted from 1.
         record: its number in the file, where it shares the line with the record before.
         file: name of the file, in a data set of several.
         row: its number in a data set of several files.
@@ -217,11 +217,11 @@ class RecordPlace:
         return f"{printable(self.file or path.name, 300)}:{self}"
 
 
-def read_raw(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """Each record and its place.
+def read_raw(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
+    """Each record and its location.
 
-    What cannot be read (an endless number, a string that is not UTF-8, a date out of range, an object that gives one
-    name different values) stands in its record, or as its record, as ``Unreadable``. Media that stand in rows are
+    A value that cannot be read (an endless number, a string that is not UTF-8, a date out of range, an object that
+    gives one name different values) is ``Unreadable``, in its record or as its record. Media inside rows are
     ``Embedded``.
 
     Args:
@@ -248,9 +248,9 @@ def read_raw(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
         )
     _check_file(path)
     if suffix == ".json":
-        return _read_json(path)
+        return _located(read_elements(path))
     rows = enumerate(read_parquet(path), start=1) if suffix == ".parquet" else read_lines(path)
-    return ((RecordPlace(line), record) for line, record in rows)
+    return ((RecordLocation(line), record) for line, record in rows)
 
 
 def count_raw(path: Path) -> int:
@@ -265,14 +265,14 @@ def count_raw(path: Path) -> int:
     return sum(1 for _ in read_raw(path))
 
 
-def _read_folder(folder: DataFolder) -> Iterator[tuple[RecordPlace, Any]]:
+def _read_folder(folder: DataFolder) -> Iterator[tuple[RecordLocation, Any]]:
     row = 0
     for file in folder.files:
         _check_file(file)
         rows = read_parquet(file) if file.suffix == ".parquet" else read_arrow(file)
         for line, record in enumerate(rows, start=1):
             row += 1
-            yield RecordPlace(line, file=file.name, row=row), record
+            yield RecordLocation(line, file=file.name, row=row), record
 
 
 def _check_file(path: Path) -> None:
@@ -289,20 +289,17 @@ def _check_file(path: Path) -> None:
         )
 
 
-def _read_json(path: Path) -> Iterator[tuple[RecordPlace, Any]]:
-    """The elements of a JSON array one by one, so that each one's line is known."""
-    last_line = 0
-    for number, (line, record) in enumerate(read_elements(path), start=1):
-        yield RecordPlace(line, number if line == last_line else None), record
-        last_line = line
-
-
-def read_json_object(path: Path) -> Iterator[tuple[RecordPlace, str, Any]]:
-    """The members of a JSON object one by one: place, name, value. See ``read_raw``."""
+def read_json_object(path: Path) -> Iterator[tuple[RecordLocation, str, Any]]:
+    """The members of a JSON object one by one: location, name, value. See ``read_raw``."""
     _check_file(path)
+    yield from _located(read_members(path))
+
+
+def _located(values: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """Locations in place of lines; values after the first on a line are numbered."""
     last_line = 0
-    for number, (line, name, value) in enumerate(read_members(path), start=1):
-        yield RecordPlace(line, number if line == last_line else None), name, value
+    for number, (line, *rest) in enumerate(values, start=1):
+        yield RecordLocation(line, number if line == last_line else None), *rest
         last_line = line
 
 

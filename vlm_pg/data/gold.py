@@ -19,7 +19,7 @@ LETTER = re.compile(r"\(?([A-Za-z])\)?[.:)]?")
 # So many options may have been lost of a list that still has its letters.
 _LOST = 2
 # From so many options on letters may come in another order: no four texts begin with A, B, C and D by chance.
-_TURNED = 4
+_REORDERED = 4
 
 
 class Closed(NamedTuple):
@@ -33,13 +33,9 @@ def options_of(record: Mapping[str, Any], gold: str = "") -> tuple[str, ...]:
     """The options with their letters; options written without any get theirs, in order.
 
     A capital and a point before each are letters only if they are those from A on in order, or four and more of them
-    in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or turned, is refused:
+    in another: "E. coli", "S. aureus" are texts. What may be letters all the same, some lost or reordered, is refused:
     whether option "B" is the second or the one that begins so is unknown. Where some are lost and the gold
-    answer gives its option's text, they get those from A on (``close_gap``).
-
-    Args:
-        record: ``options``.
-        gold: the gold answer without tags, as it is written.
+    answer (``gold``, as written, without tags) gives its option's text, they get those from A on (``close_gap``).
     """
     options = field(record, "options", list, default=[])
     if not all(isinstance(option, str) for option in options):
@@ -74,14 +70,14 @@ def have_letters(options: Sequence[str]) -> bool:
     """Whether options surely are written with their letters; see ``options_of``."""
     letters = [letter for letter, _ in map(_parted, options)]
     known = list(string.ascii_uppercase[: len(options)])
-    return bool(options) and (letters == known or (len(options) >= _TURNED and sorted(letters) == known))
+    return bool(options) and (letters == known or (len(options) >= _REORDERED and sorted(letters) == known))
 
 
 def unglued(options: Sequence[str]) -> list[tuple[str, str]]:
     """Letters and texts of options of which some run together, as in "A.U.S. Army", "B. NATO"; none of others.
 
     All must begin with their letters in order, one of them as is written nowhere else: "A.D.", "B.C." are texts. As
-    letters and places agree, no answer means another option for it.
+    letters and positions agree, no answer means another option for it.
     """
     found = [_GLUED.fullmatch(option) for option in options]
     parted = [(match[1], match[2].strip()) for match in found if match]
@@ -104,10 +100,7 @@ def close_gap(options: Sequence[str], gold: str, same: Callable[[str, str], bool
     None for other options, where the answer is but a letter, which may count what was lost or not, or fits no option or
     several, and where a text has one of the letters in it that would be another's ("both C and D", "blue C. green").
 
-    Args:
-        options: as they are written.
-        gold: without tags: a text, alone or with the letter that is written before it.
-        same: whether two texts are the same.
+    ``gold``, without tags, is a text, alone or behind its letter; ``same`` compares two texts.
     """
     parted = list(map(_parted, options))
     letters = [letter for letter, _ in parted]
@@ -119,8 +112,8 @@ def close_gap(options: Sequence[str], gold: str, same: Callable[[str, str], bool
         return None
     gold_letter, gold_text = _parted(gold.strip())
     right = [
-        place
-        for place, (letter, text) in enumerate(parted)
+        index
+        for index, (letter, text) in enumerate(parted)
         if same(gold.strip(), text) or (gold_letter == letter and same(gold_text, text))
     ]
     if len(right) != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +20,17 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 4096
 
 
-def index_at(num_samples: int, place: int, seed: int, shuffle: bool) -> int:
-    """Index of the sample at position ``place``, from 0. Epochs follow each other; each has every sample once.
+def index_at(num_samples: int, position: int, seed: int, shuffle: bool) -> int:
+    """Index of the sample at position ``position``, from 0. Epochs follow each other; each has every sample once.
 
-        [index_at(5, place, seed=0, shuffle=False) for place in (3, 4, 5)] == [3, 4, 0]
+        [index_at(5, position, seed=0, shuffle=False) for position in (3, 4, 5)] == [3, 4, 0]
 
     Raises:
         ValueError: there are no samples.
     """
     if num_samples < 1:
         raise ValueError(f"There are {num_samples} usable samples; at least one is needed. Check the data file.")
-    epoch, offset = divmod(place, num_samples)
+    epoch, offset = divmod(position, num_samples)
     return int(_permutation(num_samples, seed, epoch)[offset]) if shuffle else offset
 
 
@@ -41,7 +41,7 @@ def _permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(np.random.Philox(key=key).random_raw(num_samples), kind="stable")
 
 
-class EachInTurn:
+class EpochOrder:
     """The order with every sample once per epoch."""
 
     def __init__(self, num_samples: int):
@@ -50,16 +50,15 @@ class EachInTurn:
     def __len__(self) -> int:
         return self._num_samples
 
-    def index_at(self, place: int, seed: int, shuffle: bool) -> int:
+    def index_at(self, position: int, seed: int, shuffle: bool) -> int:
         """See ``index_at``."""
-        return index_at(self._num_samples, place, seed, shuffle)
+        return index_at(self._num_samples, position, seed, shuffle)
 
 
 class Mixture:
     """The order of samples of several sources: each has its own order, epoch after epoch, and a share of the positions.
 
     Args:
-        names: of the sources.
         sources: index of each sample's source, int32 [N].
         weights: by name, for every source; those of weight 0 are left out.
 
@@ -77,6 +76,7 @@ class Mixture:
         last = int(np.flatnonzero(values)[-1])
         self._ends = np.array([int(end * 2**64) if end < 1 else 2**64 - 1 for end in np.cumsum(self.shares)], np.uint64)
         self._ends[last:] = np.uint64(2**64 - 1)
+        # Positions of each source before each block.
         self._before: list[np.ndarray] = [np.zeros(len(names), dtype=np.int64)]
 
     def __len__(self) -> int:
@@ -88,9 +88,9 @@ class Mixture:
         used = [one for one, share in zip(self.members, self.shares, strict=True) if share > 0]
         return np.sort(np.concatenate(used)).astype(np.int64)
 
-    def index_at(self, place: int, seed: int, shuffle: bool) -> int:
-        """Index of the sample at position ``place``, from 0."""
-        block, offset = divmod(place, _BLOCK)
+    def index_at(self, position: int, seed: int, shuffle: bool) -> int:
+        """Index of the sample at position ``position``, from 0."""
+        block, offset = divmod(position, _BLOCK)
         chosen = self._chosen(block, seed)
         source = int(chosen[offset])
         while len(self._before) <= block:
@@ -114,16 +114,16 @@ class Mixture:
         )
 
 
-def order_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> EachInTurn | Mixture:
+def order_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> EpochOrder | Mixture:
     """The order of training: by weights of sources (``data.mixture``), or without any each sample once per epoch.
 
     Raises:
         ConfigError: see ``Mixture``.
     """
-    return Mixture(*sources_of(samples), weights) if weights else EachInTurn(len(samples))
+    return Mixture(*sources_of(samples), weights) if weights else EpochOrder(len(samples))
 
 
-def asked_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> Sequence[Sample]:
+def used_samples(samples: Sequence[Sample], weights: Mapping[str, float]) -> Sequence[Sample]:
     """The samples that ``order_of`` ever uses, in their own order. Raises ConfigError: see ``Mixture``."""
     order = order_of(samples, weights)
     return _Subset(samples, order.used()) if isinstance(order, Mixture) else samples
@@ -138,13 +138,7 @@ class _Subset(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return _Subset(self._samples, self._indices[index])
         return self._samples[int(self._indices[index])]

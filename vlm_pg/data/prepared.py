@@ -6,23 +6,26 @@
     data/star/refused.jsonl
 
 A row is a record (``vlm_pg.data.records``) with one type a column: fields of media are lists with an entry for each
-medium. Every shard has the schema's version.
+medium. Every shard has the schema's version, and readers refuse files that are not as the manifest says.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vlm_pg.data.fields import written_details
 from vlm_pg.data.gold import WRITTEN_NAMES
-from vlm_pg.data.manifest import read_manifest
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import Sample
 
+MANIFEST = "manifest.json"
+# Manifests have some hundred bytes for a file of fifty thousand records.
+_MOST_BYTES = 64 << 20
 # 2: with ``details``. 3: with ``folder_fps``.
 SCHEMA_VERSION = 3
 _READABLE_VERSIONS = (1, 2, 3)
@@ -57,12 +60,11 @@ def schema() -> Any:
             "end": List(seconds),
             "times": List(List(seconds)),
             "subtitles": List(text),
-            "folder_fps": List(Value("float64")),
+            "folder_fps": List(seconds),
         }
     )
-    described = features.arrow_schema
     version = json.dumps({"schema_version": SCHEMA_VERSION}).encode()
-    return described.with_metadata({**(described.metadata or {}), _VERSION_KEY: version})
+    return features.arrow_schema.with_metadata({**(features.arrow_schema.metadata or {}), _VERSION_KEY: version})
 
 
 def to_row(sample: Sample) -> dict[str, Any]:
@@ -92,11 +94,8 @@ def to_row(sample: Sample) -> dict[str, Any]:
         "data_source": sample.source,
         "category": sample.category,
         "details": written_details(sample.details),
-        "start": [ref.start for ref in sample.media],
-        "end": [ref.end for ref in sample.media],
         "times": [list(ref.times) for ref in sample.media],
-        "subtitles": [ref.subtitles for ref in sample.media],
-        "folder_fps": [ref.folder_fps for ref in sample.media],
+        **{name: [getattr(ref, name) for ref in sample.media] for name in ("start", "end", "subtitles", "folder_fps")},
     }
 
 
@@ -181,7 +180,7 @@ def is_shard(path: Path) -> bool:
             return False
         if _ROWS_KEY in written:
             return bool(written[_ROWS_KEY] == str(metadata.num_rows).encode())
-        *whole, last = (metadata.row_group(place).num_rows for place in range(metadata.num_row_groups))
+        *whole, last = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
         is_laid_out = bool(whole) and set(whole) == {GROUP_ROWS} and last <= GROUP_ROWS
     except Exception:  # damaged: reading it raises the error
         return False
@@ -207,3 +206,56 @@ def check_version(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
             f"This program reads versions {', '.join(map(str, _READABLE_VERSIONS))}. Update vlm_pg, or prepare the "
             "data set again."
         )
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a prepared folder; None where there is none, or another file of that name."""
+    path = folder / MANIFEST
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
+            return None
+        written = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(written, dict) or not isinstance(written.get("fingerprint"), str):
+        return None
+    return written if all(isinstance(written.get(name), dict) for name in ("arguments", "files")) else None
+
+
+def sizes_of(manifest: dict[str, Any]) -> dict[str, int]:
+    """Sizes in bytes by file name, as far as a manifest has them."""
+    written = manifest.get("written")
+    entries = written.items() if isinstance(written, dict) else ()
+    return {name: one["bytes"] for name, one in entries if isinstance(one, dict) and isinstance(one.get("bytes"), int)}
+
+
+def check_sizes(files: Iterable[Path]) -> None:
+    """Refuse files of another size than in the manifest beside them; files that it does not list are accepted.
+
+    Early manifests have only the number of rows of Parquet files, which is compared then.
+
+    Raises:
+        ConfigError: a file is not as it was written.
+    """
+    manifests: dict[Path, dict[str, Any]] = {}
+    for file in files:
+        folder = file.parent
+        if folder not in manifests:
+            manifests[folder] = read_manifest(folder) or {"files": {}}
+        expected, rows = sizes_of(manifests[folder]).get(file.name), manifests[folder]["files"].get(file.name)
+        if (expected is None and rows is None) or not file.is_file():
+            continue
+        unit, actual = "bytes", file.stat().st_size
+        if expected is None and isinstance(rows, int) and file.suffix == ".parquet":
+            import pyarrow.parquet
+
+            unit, actual = "rows", rows
+            with suppress(Exception):  # of a damaged file: reading it raises the error
+                actual = pyarrow.parquet.read_metadata(file).num_rows
+            expected = rows
+        if expected is not None and actual != expected:
+            raise ConfigError(
+                f"Data file '{printable(str(file), 300)}' has {actual:,} {unit}; it had {expected:,} when it was "
+                f"prepared, as the {MANIFEST} beside it says. It is read as it was written. Prepare the data set again "
+                "with --overwrite; a file that you changed yourself goes into a folder of its own."
+            )

@@ -40,41 +40,34 @@ MAX_TIMES = 16_384
 MAX_FOLDER_FPS = 1000
 _PARTS = ("start", "end", "times", "subtitles", "folder_fps")
 _ABSENT: tuple[Any, ...] = (None, "", [])
-Unpack = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-def read_records(path: Path, unpack: Unpack | None = None) -> tuple[list[Sample], list[BadSample]]:
+def read_records(path: Path) -> tuple[list[Sample], list[BadSample]]:
     """All usable samples of a file or folder in its order, and the records that are not.
 
     Args:
         path: as ``read_raw`` takes it.
-        unpack: puts paths in the place of media inside a row (``Embedded``). None: such records are refused.
 
     Raises:
-        ConfigError: the file is missing, does not parse (with the line), has no records, or holds media without
-            ``unpack``.
+        ConfigError: the file is missing, does not parse (with the line), has no records, or holds media inside rows.
     """
     first_at: dict[str, str] = {}
-    found = list(stream_records(path, first_at.setdefault, unpack))
+    found = list(stream_records(path, first_at.setdefault))
     return [one for one in found if isinstance(one, Sample)], [one for one in found if isinstance(one, BadSample)]
 
 
-def stream_records(
-    path: Path, first_at: Callable[[str, str], str], unpack: Unpack | None = None
-) -> Iterator[Sample | BadSample]:
+def stream_records(path: Path, first_at: Callable[[str, str], str]) -> Iterator[Sample | BadSample]:
     """As ``read_records``, one record after the other.
 
     Args:
         first_at: ``(sample id, location)`` to the location where the id was first used, which it remembers.
     """
-    found = False
-    for place, record in read_raw(path):
-        found = True
-        where = place.within(path)
-        if unpack is None:
-            _refuse_embedded(path, record)
+    where = None
+    for location, record in read_raw(path):
+        where = location.within(path)
+        _refuse_embedded(path, record)
         try:
-            sample = parse_record(record if unpack is None else with_paths(record, unpack), where)
+            sample = parse_record(record, where)
             earlier = first_at(sample.sample_id, where)
             if earlier != where:
                 raise SampleError(
@@ -87,7 +80,7 @@ def stream_records(
             value = record.get("problem_id") if isinstance(record, Mapping) else None
             has_id = isinstance(value, int | str) and str(value).strip()
             yield BadSample(printable(str(value), ID_LIMIT) if has_id else where, error.reason, str(error), where)
-    if not found:
+    if where is None:
         raise _no_records(path)
 
 
@@ -108,8 +101,8 @@ def _no_records(path: Path) -> ConfigError:
     )
 
 
-def with_paths(record: Any, unpack: Unpack) -> Any:
-    """The record with paths in the place of media in its 'path'; other columns are ignored."""
+def with_paths(record: Any, unpack: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Any:
+    """The record with paths for media in its 'path'; other columns are ignored."""
     return {**record, **unpack({"path": record["path"]})} if "path" in embedded_in(record) else record
 
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
 from vlm_pg.data.files import files_of
-from vlm_pg.data.manifest import check_sizes
-from vlm_pg.data.prepared import check_version, is_shard
+from vlm_pg.data.prepared import check_sizes, check_version, is_shard
 from vlm_pg.data.records import parse_record, read_records
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import BadSample, Sample
 
-_GROUPS_HELD = 16
+_CACHED_GROUPS = 16
 Record = TypeVar("Record", bound=Sample | BadSample)
 
 
@@ -77,13 +76,7 @@ class StreamedSamples(Sequence[Sample], ABC):
     def _slice(self, indices: range) -> Sequence[Sample]:
         return [self[index] for index in indices]
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self._slice(range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):
@@ -92,11 +85,7 @@ class StreamedSamples(Sequence[Sample], ABC):
 
 
 class PreparedRecords(StreamedSamples):
-    """The samples of a split's shards. Reading one reads its row group, of which the last few are cached.
-
-    Args:
-        files: the shards in order.
-        limit: only the first so many rows.
+    """The samples of a split's shards, or the first ``limit``; reading one reads its row group, cached for a while.
 
     Raises:
         ConfigError: a shard cannot be read; also later, when a damaged part of it is.
@@ -114,7 +103,7 @@ class PreparedRecords(StreamedSamples):
                 "is expected. Check how it was prepared."
             )
         self._length = total if limit is None else min(limit, total)
-        self._held: OrderedDict[int, list[Any]] = OrderedDict()
+        self._cached: dict[int, list[Any]] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -133,13 +122,10 @@ class PreparedRecords(StreamedSamples):
 
     def sources(self) -> tuple[list[str], np.ndarray]:
         """See ``sources_of``."""
-        found: dict[str, int] = {}
-        codes = (found.setdefault(name, len(found)) for name in self._column("data_source"))
-        codes_N = np.fromiter(codes, np.int32, self._length)
-        names = sorted(found)
-        order = np.empty(len(names), dtype=np.int32)
-        for index, name in enumerate(names):
-            order[found[name]] = index
+        codes: dict[str, int] = {}
+        codes_N = np.fromiter((codes.setdefault(name, len(codes)) for name in self._column("data_source")), np.int32)
+        names = sorted(codes)
+        order = np.argsort([codes[name] for name in names]).astype(np.int32)
         return names, order[codes_N]
 
     def _column(self, name: str) -> Iterator[Any]:
@@ -166,43 +152,40 @@ class PreparedRecords(StreamedSamples):
             ) from error
 
     def _rows(self, group: int) -> list[Any]:
-        if group in self._held:
-            self._held.move_to_end(group)
-            return self._held[group]
-        rows = self._held[group] = _read_group(*self._groups[group])
-        if len(self._held) > _GROUPS_HELD:
-            self._held.popitem(last=False)
+        rows = self._cached.pop(group, None) or _read_group(*self._groups[group])
+        self._cached[group] = rows  # the last used is last
+        if len(self._cached) > _CACHED_GROUPS:
+            del self._cached[next(iter(self._cached))]
         return rows
 
 
 def _group_rows(file: Path) -> list[int]:
     import pyarrow.parquet
 
-    try:
+    with _damage_named(file):
         metadata = pyarrow.parquet.read_metadata(file)
         check_version(file, metadata.metadata)
         return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the reader raises on a file is wrong with the file
-        raise _unreadable(file, error) from error
 
 
 def _read_group(file: Path, group: int) -> list[Any]:
     import pyarrow.parquet
 
+    with _damage_named(file), pyarrow.parquet.ParquetFile(file, page_checksum_verification=True) as shard:
+        return list(shard.read_row_group(group).to_pylist())
+
+
+@contextmanager
+def _damage_named(file: Path) -> Iterator[None]:
     try:
-        with pyarrow.parquet.ParquetFile(file, page_checksum_verification=True) as shard:
-            return list(shard.read_row_group(group).to_pylist())
-    except Exception as error:
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"The prepared set's '{printable(str(file), 300)}' cannot be read: {printable(str(error), 300)}. A complete "
-        "shard is expected. Prepare the data set again."
-    )
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the reader raises on a file is wrong with the file
+        raise ConfigError(
+            f"The prepared set's '{printable(str(file), 300)}' cannot be read: {printable(str(error), 300)}. A "
+            "complete shard is expected. Prepare the data set again."
+        ) from error
 
 
 def open_training(data: DataSettings) -> tuple[Sequence[Sample], list[BadSample]]:
@@ -239,8 +222,7 @@ def first_of_each(samples: Sequence[Sample], count: int | None) -> Sequence[Samp
 
 def refuse_empty(samples: Sequence[Sample], data: DataSettings, see: str) -> None:
     """Raise ConfigError where there is no sample to train on, or a set has none. ``see``: where the bad ones are."""
-    sets = samples.sets if isinstance(samples, SeveralSets) else {"": samples}
-    for name in (name for name, one in sets.items() if not one):
+    for name in (name for name, count in usable_of_each(samples).items() if not count):
         raise ConfigError(
             f"{data.train_sets[name]} has no usable record ({see}). Training needs at least one. Repair the records or "
             f"set {'.'.join(filter(None, ('data.train', name)))} to another file."
@@ -273,7 +255,7 @@ class SeveralSets(StreamedSamples):
         return named(self.sets[name][index - (self._ends[number - 1] if number else 0)], name)
 
     def any_media(self) -> bool:
-        """Whether one of the samples has media."""
+        """See ``any_media``."""
         return any(map(any_media, self.sets.values()))
 
     def sources(self) -> tuple[list[str], np.ndarray]:

@@ -19,7 +19,11 @@ _SET_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 def _one_or_named(value: Any) -> Any:
     """One message: a union's own faults name both of its types."""
     if isinstance(value, Mapping):
-        wrong = [name for name, path in value.items() if not _is_name(name) or not isinstance(path, str | Path)]
+        wrong = [
+            name
+            for name, path in value.items()
+            if not (isinstance(name, str) and _SET_NAME.fullmatch(name) and isinstance(path, str | Path))
+        ]
     else:
         wrong = [] if value is None or isinstance(value, str | Path) else [value]
     if wrong:
@@ -28,10 +32,6 @@ def _one_or_named(value: Any) -> Any:
             "{star: data/star:train, math: data/math:train}"
         )
     return value
-
-
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and _SET_NAME.fullmatch(name) is not None
 
 
 OneOrNamed = Annotated[Path | dict[str, Path] | None, BeforeValidator(_one_or_named)]
@@ -85,7 +85,7 @@ class DataSettings(Settings):
         return frozenset(name for name, weight in self.mixture.items() if not weight)
 
     @property
-    def asked_sets(self) -> dict[str, Path]:
+    def used_sets(self) -> dict[str, Path]:
         """``train_sets`` without those that ``data.mixture`` leaves out."""
         # A single path has the name "", and its sources are no sets.
         return {name: path for name, path in self.train_sets.items() if not name or name not in self.weightless}

@@ -33,7 +33,7 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Embedded:
-    """A medium in the place of its path, as ``datasets`` stores Image and Video features.
+    """A medium instead of its path, as ``datasets`` stores Image and Video features.
 
     Args:
         data: the file's content.
@@ -194,9 +194,8 @@ def media_columns(schema: Any) -> dict[str, MediaKind | None]:
         feature = features.get(name)
         while isinstance(feature, List | LargeList):
             feature = feature.feature
-        kind: MediaKind | None = (
-            "image" if isinstance(feature, Image) else "video" if isinstance(feature, Video) else None
-        )
+        is_image, is_video = isinstance(feature, Image), isinstance(feature, Video)
+        kind: MediaKind | None = "image" if is_image else "video" if is_video else None
         # A dict describes the column's structure only; other features are audio, documents, ...
         if kind is not None or isinstance(feature, dict):
             found[name] = kind
@@ -227,8 +226,7 @@ def _medium(value: Any, kind: MediaKind | None) -> Any:
         return [_medium(one, kind) for one in value]
     if not isinstance(value, dict):
         return value  # null, or unreadable
-    content, path = value.get("bytes"), value.get("path")
-    return path if content is None else Embedded(content, path, kind)
+    return value["path"] if value["bytes"] is None else Embedded(value["bytes"], value["path"], kind)
 
 
 def embedded_in(record: Any) -> list[str]:
@@ -260,7 +258,7 @@ def _converter(column: Any, feature: Any) -> Convert | None:
         return lambda value: shortest(value, kind) if isinstance(value, float) else value
     if _is_list(column):
         one = _converter(column.value_type, getattr(feature, "feature", None))
-        return None if one is None else partial(_each, one)
+        return one and (lambda value: [one(item) for item in value] if isinstance(value, list) else value)
     if types.is_struct(column):
         inner = feature if isinstance(feature, Mapping) else {}
         fields = {field.name: _converter(field.type, inner.get(field.name)) for field in column}
@@ -273,10 +271,6 @@ def _converted(value: Any, converters: Mapping[str, Convert]) -> Any:
     if not isinstance(value, dict):
         return value
     return {name: converters[name](one) if name in converters else one for name, one in value.items()}
-
-
-def _each(one: Convert, value: Any) -> Any:
-    return [one(item) for item in value] if isinstance(value, list) else value
 
 
 def _label(names: Sequence[str], value: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol, get_args
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
-from vlm_pg.data.manifest import read_manifest
+from vlm_pg.data.prepared import read_manifest
 from vlm_pg.errors import SampleError, printable
 from vlm_pg.types import MediaKind, MediaRef
 

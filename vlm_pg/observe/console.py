@@ -1,16 +1,15 @@
-"""Lines and tables that a run prints, with a progress bar on a terminal."""
+"""Lines and tables that a run prints: steps with units, sample rollouts, the effect of sharing, progress."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from vlm_pg.observe.step_line import Values, format_step, rollout_rows
 from vlm_pg.observe.text import one_line, visible
 from vlm_pg.types import RolloutGroup
 
@@ -18,7 +17,25 @@ if TYPE_CHECKING:
     import rich.console
     import rich.progress
 
+Values = Mapping[str, float | None]
 _COLUMNS = ("question", "gold", "response", "reward", "advantage")
+_NUMBERS = {
+    "kl": "kl {:.3f}",
+    "entropy": "entropy {:.2f} nat",
+    "response_tokens_mean": "response {:.1f} tok",
+    "tokens_per_second": "{:,.0f} tok/s",
+    "step_seconds": "{:.2f} s",
+}
+# Shares are shown from half a per cent on, counts unless 0.
+_TROUBLES = {
+    "pruned_share": "of the rollouts pruned",
+    "filled_groups": "questions in their place",
+    "resampled_groups": "groups sampled for those without spread",
+    "truncated_share": "cut off at the length limit",
+    "no_value_share": "without a reward value",
+}
+# Below this, sharing hardly affects a step's time, and the line says which settings to change.
+LITTLE_GAIN = 1.3
 
 
 @dataclass
@@ -41,10 +58,7 @@ class Console:
     On a terminal, lines appear above a live progress bar. Elsewhere (a file, a pipe) everything is plain lines
     without colour or control codes, and progress is a line now and then.
 
-    Args:
-        enabled: false silences everything.
-        stream: standard output by default.
-        seconds_between_lines: of plain progress, at least.
+    ``seconds_between_lines`` of plain progress, at least.
     """
 
     def __init__(self, enabled: bool, stream: TextIO | None = None, seconds_between_lines: float = 10.0):
@@ -53,7 +67,6 @@ class Console:
         self._seconds_between_lines = seconds_between_lines
         self._rich: rich.console.Console | None = None
         self._bars: rich.progress.Progress | None = None
-        self._open_bars = 0
         if enabled and self._stream.isatty():
             from rich.console import Console as RichConsole
 
@@ -75,7 +88,7 @@ class Console:
         """Print at most ``limit`` sample rollouts: question, gold answer, response, rewards, advantage."""
         if not self._enabled:
             return
-        rows = rollout_rows(list(groups), limit)
+        rows = _rollout_rows(groups)[:limit]
         if self._rich is None:
             for row in rows:
                 lines = (f"    {name}: {cell}" for name, cell in zip(_COLUMNS, row, strict=True))
@@ -110,23 +123,29 @@ class Console:
             yield from self._live_progress(description, total)
 
     def _live_progress(self, description: str, total: int) -> Iterator[ProgressBar]:
+        from rich import progress
+
         # rich allows one live display at a time: nested work is another row of the same display.
         if self._bars is None:
-            self._bars = _new_bars(self._rich)
+            self._bars = progress.Progress(
+                progress.TextColumn("{task.description}", markup=False),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TimeRemainingColumn(),
+                console=self._rich,
+            )
             self._bars.start()
         bars = self._bars
         row = bars.add_task(description, total=total)
-        self._open_bars += 1
+
+        def on_advance(done: int, note: str) -> None:
+            bars.update(row, completed=done, description=f"{description} ({one_line(note)})" if note else description)
+
         try:
-            yield ProgressBar(
-                lambda done, note: bars.update(
-                    row, completed=done, description=f"{description} ({one_line(note)})" if note else description
-                ),
-                total,
-            )
+            yield ProgressBar(on_advance, total)
         finally:
-            self._open_bars -= 1
-            if self._open_bars:
+            if len(bars.tasks) > 1:
                 bars.remove_task(row)
             else:
                 bars.stop()
@@ -170,19 +189,6 @@ class Console:
             self._stream.flush()
 
 
-def _new_bars(console: rich.console.Console | None) -> rich.progress.Progress:
-    from rich import progress
-
-    return progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        console=console,
-    )
-
-
 def quiet_libraries() -> None:
     """No progress bars for loading a few tensors, no warning that a CPU machine has no accelerator. Errors stay."""
     import torch
@@ -191,3 +197,129 @@ def quiet_libraries() -> None:
     logging.disable_progress_bar()
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def format_step(step: int, total: int, values: Values) -> str:
+    """One line about a step; missing values are left out, except the reward, which then reads ``n/a``.
+
+    step  12/300 | reward 0.61 (accuracy 0.52, format 0.90) | kl 0.012 | entropy 0.41 nat | response 14.6 tok
+    | 5,120 tok/s | 0.28 s | shared prefix saved 4,816 of 7,168 tok (3.0x fewer)
+    """
+    reward = values.get("reward")
+    parts = {key.removeprefix("reward/"): value for key, value in values.items() if key.startswith("reward/")}
+    segments = [f"step {step:>{len(str(total))}}/{total}"]
+    segments.append(f"reward {_with_parts('n/a' if reward is None else f'{reward:.2f}', parts)}")
+    segments += [form.format(values[key]) for key, form in _NUMBERS.items() if values.get(key) is not None]
+    computed, repeated = values.get("tokens_computed"), values.get("tokens_repeated")
+    if computed is not None and repeated:
+        saved, whole = int(repeated - computed), int(repeated)
+        ratio = whole / max(1, whole - saved)
+        segments.append(f"shared prefix saved {saved:,} of {whole:,} tok ({ratio:.1f}x fewer)")
+    for key, words in _TROUBLES.items():
+        value = values.get(key) or 0.0
+        if key.endswith("_share") and value >= 0.005:
+            segments.append(f"{100 * value:.0f} % {words}")
+        elif value and not key.endswith("_share"):
+            segments.append(f"{value:.0f} {words}")
+    return " | ".join(segments)
+
+
+def _with_parts(total: str, parts: Values) -> str:
+    shown = ", ".join(f"{name} {'n/a' if value is None else format(value, '.2f')}" for name, value in parts.items())
+    return f"{total} ({shown})" if shown else total
+
+
+def _rollout_rows(groups: Sequence[RolloutGroup]) -> list[tuple[str, ...]]:
+    """Cells of ``_COLUMNS``: each group's rollout with the highest advantage and, if it differs, with the lowest."""
+    rows: list[tuple[str, ...]] = []
+    for group in groups:
+        chosen = [0] if group.rollouts else []
+        if chosen and group.advantages:
+            order = sorted(range(len(group.rollouts)), key=lambda index: group.advantages[index])
+            best, worst = order[-1], order[0]
+            chosen = [best] if group.advantages[best] == group.advantages[worst] else [best, worst]
+        for index in chosen:
+            rollout, reward = group.rollouts[index], group.rewards[index] if group.rewards else None
+            total = "n/a" if reward is None else "no value" if reward.total is None else f"{reward.total:.2f}"
+            rows.append(
+                (
+                    one_line(" ".join((group.sample.question, *group.sample.options)), 120),
+                    one_line(group.sample.answer, 40),
+                    one_line(rollout.text + ("" if rollout.finish_reason == "stop" else " [cut off]"), 240),
+                    _with_parts(total, reward.parts if reward else {}),
+                    f"{group.advantages[index]:+.2f}" if group.advantages else "n/a",
+                )
+            )
+    return rows
+
+
+def sharing_line(values: Values, share: bool = True) -> str:
+    """The effect of sharing in one training step, and why it is small; ``share``: ``model.share_prefix``.
+
+    sharing is on: 16 groups, 52,480 tokens computed instead of 310,272 repeated (5.9x fewer through every linear
+    layer); 3 questions begin like another one of their micro-batch (8,192 tokens more saved)
+    """
+    number = {name: value or 0.0 for name, value in values.items()}
+    if not share:
+        return (
+            f"sharing is off (model.share_prefix=false): {number['groups']:,.0f} groups, "
+            f"{number['tokens_computed']:,.0f} tokens computed, every rollout's prompt among them"
+        )
+    line = (
+        f"sharing is on: {number['groups']:,.0f} groups, {number['tokens_computed']:,.0f} tokens computed instead of "
+        f"{number['tokens_repeated']:,.0f} repeated ({number['sharing_ratio']:.1f}x fewer through every linear layer"
+    )
+    if number["sharing_ratio_bound"] > 1.05 * number["sharing_ratio"]:
+        line += f", {number['sharing_ratio_bound']:.1f}x if training.micro_batch_tokens held all groups at once"
+    line += ")"
+    if number["questions_sharing"]:
+        line += (
+            f"; {number['questions_sharing']:,.0f} questions begin like another one of their micro-batch "
+            f"({number['tokens_shared_across_questions']:,.0f} tokens more saved)"
+        )
+    if number["groups_chunked"]:
+        line += (
+            f"; {number['groups_chunked']:,.0f} groups are larger than training.micro_batch_tokens: their prompts run "
+            "once and their responses follow in chunks"
+        )
+    return line + _why_little(number)
+
+
+def generation_line(values: Values, share: bool = True) -> str:
+    """The effect of sharing in the first step's generation.
+
+    generation: 2,288 prompt tokens prefilled once for all rollouts, 2,048 after what prompts share; 412 new tokens/s;
+    keys and values booked up to 0.013 GiB
+    """
+    number = {name: value or 0.0 for name, value in values.items()}
+    prompt, prefill = number["generation/prompt_tokens"], number["generation/prefill_tokens"]
+    how = "once for all rollouts" if share else "by every rollout for itself"
+    line = f"generation: {prompt:,.0f} prompt tokens prefilled {how}"
+    if prefill < prompt:
+        line += f", {prefill:,.0f} after what prompts share"
+    line += (
+        f"; {number['generation/tokens_per_second']:,.0f} new tokens/s; keys and values booked up to "
+        f"{number['generation/peak_gib']:.2g} GiB"
+    )
+    divided = number.get("generation/prompts_divided", 0.0)
+    if divided:
+        line += f"; those of {divided:,.0f} prompts lay in parts on the sequence ranks (without CUDA graphs)"
+    return line
+
+
+def _why_little(number: Mapping[str, float]) -> str:
+    if number["sharing_ratio"] >= LITTLE_GAIN:
+        return ""
+    prompt, response = number["prompt_tokens_mean"], number["response_tokens_mean"]
+    rollouts = number["generations_mean"]
+    reasons, changes = [], []
+    if prompt < response:
+        reasons.append(f"prompts of {prompt:,.0f} tokens are short against responses of {response:,.0f}")
+        changes.append("more frames or pixels (media.max_frames, media.max_pixels) or shorter responses")
+    if rollouts < 4:
+        reasons.append(f"only {rollouts:.3g} rollout(s) share a prompt")
+        changes.append("a higher rollout.num_generations")
+    if not reasons:
+        reasons.append("few rollouts stand behind the long prompts")
+        changes.append("a higher rollout.num_generations")
+    return f". That is little: {' and '.join(reasons)}. What helps: {', '.join(changes)}"

@@ -52,7 +52,6 @@ class MetricsLog(LineFile):
     A line is flat: ``{"step": 12, "phase": "train", "time": 1760000000.1, "reward": 0.61, "kl": null}``.
 
     Args:
-        folder: the run's folder.
         resume_step: the step after which the run resumes; later lines are moved to ``metrics.jsonl.abandoned``, so that
             no step appears twice. None for a new run.
     """
@@ -70,8 +69,17 @@ class MetricsLog(LineFile):
 
         How the ``Metric`` keys are drawn is added to ``curves.json``.
         """
-        numbers = {key: _checked(step, key, value) for key, value in values.items()}
-        line = {"step": step, "phase": phase, "time": round(time.time(), 3), **numbers}
+        line: dict[str, Any] = {"step": step, "phase": phase, "time": round(time.time(), 3)}
+        for key, value in values.items():
+            if key in RESERVED_KEYS:
+                raise KeyError(f"metric '{key}' would hide the line's own '{key}'; call it something else")
+            line[key] = number = value if value is None or isinstance(value, int) else float(value)
+            if number is not None and not math.isfinite(number):
+                raise VlmPgError(
+                    f"metric '{key}' of step {step} is {number}. Metrics must be finite numbers, or null where there "
+                    "is no value. If training diverged, lower training.learning_rate or raise algorithm.kl_coef and "
+                    "resume from the last checkpoint."
+                )
         drawn: dict[str, Drawn] = {key: Drawn(key.unit, key.chart) for key in values if isinstance(key, Metric)}
         if not drawn.items() <= self._drawn.items():
             self._drawn |= drawn
@@ -99,26 +107,10 @@ def move_later_steps(path: Path, resume_step: int | None) -> None:
         )  # fmt: skip
 
 
-def _checked(step: int, key: str, value: float | None) -> float | int | None:
-    if key in RESERVED_KEYS:
-        raise KeyError(f"metric '{key}' would hide the line's own '{key}'; call it something else")
-    if value is None:
-        return None
-    number = value if isinstance(value, int) else float(value)
-    if not math.isfinite(number):
-        raise VlmPgError(
-            f"metric '{key}' of step {step} is {number}. Metrics must be finite numbers, or null where there is no "
-            "value. If training diverged, lower training.learning_rate or raise algorithm.kl_coef and resume from the "
-            "last checkpoint."
-        )
-    return number
-
-
 class RolloutsLog(LineFile):
     """Appends sample rollouts of one run.
 
     Args:
-        folder: the run's folder.
         groups_per_step: how many groups of each step are written.
         thumbnail_frames: frames in a question's picture strip; 0 saves none.
         resume_step: the step after which the run resumes; later lines are moved aside. None for a new run.
@@ -213,8 +205,14 @@ def draw_strip(prompt: Prompt, max_frames: int) -> Image.Image:
     from PIL import Image, ImageDraw, ImageFont
 
     chosen = shown_frames(prompt, max_frames)
-    frames = [_at_strip_height(Image.fromarray(prompt.preview[index])) for index in chosen]
     seconds = [prompt.preview_seconds[index] for index in chosen]
+    frames = []
+    for frame in (Image.fromarray(prompt.preview[index]) for index in chosen):
+        scale = min(_FRAME_HEIGHT / frame.height, _MAX_FRAME_WIDTH / frame.width)
+        # Small synthetic clips are enlarged without blur, so that their pixels stay visible.
+        method = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+        size = (max(1, round(frame.width * scale)), max(1, round(frame.height * scale)))
+        frames.append(frame.resize(size, method))
     width = sum(frame.width for frame in frames) + _GAP * (len(frames) - 1)
     strip = Image.new("RGB", (width, _FRAME_HEIGHT + _FOOTER_HEIGHT), _PAPER)
     pen = ImageDraw.Draw(strip)
@@ -231,18 +229,5 @@ def draw_strip(prompt: Prompt, max_frames: int) -> Image.Image:
 
 def shown_frames(prompt: Prompt, max_frames: int) -> list[int]:
     """Indices of the preview's frames in a strip: ``[0, 4, 7]`` for 3 of 8."""
-    available = len(prompt.preview)
-    count = min(available, max_frames)
-    if count <= 1:
-        return [0][:count]
-    return [round(index * (available - 1) / (count - 1)) for index in range(count)]
-
-
-def _at_strip_height(frame: Image.Image) -> Image.Image:
-    """Scaled to the strip's height, or to the maximum width if the frame is very wide."""
-    from PIL import Image
-
-    scale = min(_FRAME_HEIGHT / frame.height, _MAX_FRAME_WIDTH / frame.width)
-    size = (max(1, round(frame.width * scale)), max(1, round(frame.height * scale)))
-    # Small synthetic clips are enlarged without blur, so that their pixels stay visible.
-    return frame.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
+    count = min(len(prompt.preview), max_frames)
+    return [round(index * (len(prompt.preview) - 1) / max(1, count - 1)) for index in range(count)]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.files import write_bytes_atomic, write_json_atomic
 from vlm_pg.observe.run_lock import LOCK
 
-_LINES = ("bad_samples.jsonl", "metrics.jsonl", "rollouts.jsonl")
-_FILES = (*_LINES, "config.yaml", "curves.json", "report.html", "summary.json", "trace.json", "trace.before.json")
+_DATA_FILES = ("bad_samples.jsonl", "metrics.jsonl", "rollouts.jsonl", "curves.json", "trace.json", "trace.before.json")
+_FILES = (*_DATA_FILES, "config.yaml", "summary.json", "report.html")
 _FOLDERS = ("checkpoints", "served", "tensorboard", "thumbnails", "trackers")
 
 
@@ -73,7 +74,7 @@ class RunFolder:
                 f"run.dir '{path}' cannot be made: {error}. Choose a folder that can be written."
             ) from None
         for entry in folder.path.iterdir():
-            if _is_leftover(entry.name) and not entry.is_dir():
+            if entry.name.startswith(".") and entry.name.endswith(".tmp") and not entry.is_dir():  # of a killed process
                 entry.unlink()
         return folder
 
@@ -102,38 +103,29 @@ def refuse_no_run_folder(path: Path) -> None:
     for name in sorted(names & (set(_FILES) - {"report.html"})):
         if not (path / name).is_file():
             raise ConfigError(
-                f"{path / name} is no file: a folder, a pipe or a link to nothing stands in its place. Move it away, "
+                f"{path / name} is no file: a folder, a pipe or a link to nothing has its name. Move it away, "
                 "or choose another run.dir."
             )
     is_run = "config.yaml" in names and names & {"metrics.jsonl", "checkpoints"}
-    strange_names = sorted(name for name in names if not _belongs_to_run(name))
-    if strange_names and not is_run:
-        strangers = ", ".join(strange_names[:3])
+    foreign = sorted(
+        name
+        for name in names - {*_FILES, *_FOLDERS, LOCK}
+        if not name.startswith(("eval_", "eval-"))
+        and not name.endswith((".damaged", ".abandoned"))
+        and not (name.startswith(".") and name.endswith(".tmp"))
+        and ".jsonl.begun-again-" not in name
+    )
+    if foreign and not is_run:
         raise ConfigError(
-            f"run.dir '{path}' holds files that are not a run's ({strangers}). "
+            f"run.dir '{path}' holds files that are not a run's ({', '.join(foreign[:3])}). "
             f"Only an empty folder or an earlier run's folder is used. {advice}"
         )
 
 
-def _belongs_to_run(name: str) -> bool:
-    if name in (*_FILES, *_FOLDERS, LOCK) or name.startswith(("eval_", "eval-")) or _is_leftover(name):
-        return True
-    return name.endswith((".damaged", ".abandoned")) or ".jsonl.begun-again-" in name
-
-
-def _is_leftover(name: str) -> bool:
-    """A temporary file that a killed process left behind."""
-    return name.startswith(".") and name.endswith(".tmp")
-
-
 def free_name(path: Path, timestamp: str, between: str = ".old-") -> Path:
     """``<name>.old-<timestamp>``, with a number when two folders are moved within one second."""
-    aside = path.with_name(f"{path.name}{between}{timestamp}")
-    number = 2
-    while os.path.lexists(aside):
-        aside = path.with_name(f"{path.name}{between}{timestamp}-{number}")
-        number += 1
-    return aside
+    names = (f"{path.name}{between}{timestamp}{f'-{number}' if number > 1 else ''}" for number in count(1))
+    return next(free for name in names if not os.path.lexists(free := path.with_name(name)))
 
 
 class FolderGone(VlmPgError):

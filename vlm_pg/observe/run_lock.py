@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.errors import ConfigError
+from vlm_pg.files import parse_json_line
 
 LOCK = "run.lock"
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
@@ -97,18 +98,19 @@ class RunLock:
 
 def _lock(folder: Path, descriptor: int, announce: Callable[[str], None]) -> dict[str, Any]:
     """Lock the file; returns the holder that a dead process left in it, empty if none."""
-    granted = True
+    failure = None
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _HELD_BY_ANOTHER:
-            raise _in_use(folder, _read(descriptor)) from None
-        granted = False  # a file system without locks: the file's content decides
-    holder = _read(descriptor)
+        failure = error.errno
+    holder = parse_json_line(os.pread(descriptor, 4096, 0)) or {}
+    if failure in _HELD_BY_ANOTHER:
+        raise _in_use(folder, holder)
     if not holder:
         return holder
     if holder.get("machine") == _machine():
-        lives = not granted and _is_alive(holder)
+        # Without locks in the file system, the file's content decides.
+        lives = failure is not None and _is_alive(holder)
     else:
         announce(
             f"{folder / LOCK} was left by {_named(holder)} another machine or container: watching it for "
@@ -124,11 +126,9 @@ def _beats(path: Path) -> bool:
     """Whether the modification time advances; the file is opened each time, since network file systems refresh then."""
 
     def modified() -> int | None:
-        try:
-            with path.open("rb") as file:
-                return os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            return None
+        with suppress(OSError), path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+        return None
 
     before, end = modified(), time.monotonic() + WATCH_SECONDS
     while time.monotonic() < end:
@@ -141,7 +141,7 @@ def _beats(path: Path) -> bool:
 def _in_use(folder: Path, holder: dict[str, Any]) -> ConfigError:
     return ConfigError(
         f"run.dir '{folder}' is in use: {_named(holder)} trains in it. Two runs in one folder would go on from each "
-        f"other's weights. Wait until it ends or stop it, or choose another run.dir. ({folder / LOCK} says who it is.)"
+        f"other's weights. Wait until it ends or stop it, or choose another run.dir. ({folder / LOCK} names it.)"
     )
 
 
@@ -158,14 +158,6 @@ def _this_process() -> dict[str, Any]:
 def _named(holder: dict[str, Any]) -> str:
     process, host, started = (holder.get(key, "?") for key in ("process", "host", "started"))
     return f"process {process} on {host}, started {started},"
-
-
-def _read(descriptor: int) -> dict[str, Any]:
-    try:
-        value = json.loads(os.pread(descriptor, 4096, 0))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _machine() -> str:
@@ -193,14 +185,12 @@ def _is_alive(holder: dict[str, Any]) -> bool:
 
 def _process_start(process: int) -> int | None:
     """Start time in ticks since boot, which tells processes of one id apart."""
-    try:
+    with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+    return None
 
 
 def _same_file(path: Path, descriptor: int) -> bool:
-    try:
+    with suppress(OSError):
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except OSError:
-        return False
+    return False

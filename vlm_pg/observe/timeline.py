@@ -40,8 +40,9 @@ class Timeline:
 
     ranks: RankLayout
     megabytes: int
-    _file: _RotatingTrace | None = None
-    _opened: bool = False
+    _folder: RunFolder | None = None
+    _file: ArrayFile | None = None
+    _rank_names: list[dict[str, Any]] = field(default_factory=list)
     _step: int = 0
     _ended: list[Slice] = field(default_factory=list)
     _begun_us: list[int] = field(default_factory=list)
@@ -73,24 +74,29 @@ class Timeline:
         """Open the file on rank 0. A collective."""
         if not self.megabytes:
             return
-        hosts = gather_objects(socket.gethostname())
-        self._opened = True
+        self._folder = folder
+        for rank, host in enumerate(gather_objects(socket.gethostname())):
+            common = {"ph": "M", "pid": rank, "tid": 0}
+            self._rank_names += [
+                {"name": "process_name", **common, "args": {"name": f"rank {rank} ({host})"}},
+                {"name": "process_sort_index", **common, "args": {"sort_index": rank}},
+                {"name": "thread_name", **common, "args": {"name": "phases"}},
+            ]
         if self.ranks.is_rank0:
-            self._file = _RotatingTrace(folder, self.megabytes * 2**20 // 2, _rank_names(hosts))
+            # Names again after a resume: ranks may be on other hosts.
+            self._file = ArrayFile(folder.trace)
+            self._file.append(self._rank_names)
 
-    def hand_in(self) -> None:
+    def flush(self) -> None:
         """Write the phases of all ranks that ended since the last call. A collective."""
-        if not self._opened:
-            return
-        of_ranks = gather_objects(self._take())
-        if self._file is not None:
-            self._file.append(_events(of_ranks))
+        if self._folder is not None:
+            self._append(gather_objects(self._take()))
 
     def close(self) -> None:
         """Write rank 0's remaining phases. No collective, for other ranks may be gone."""
         if self._file is not None:
             with suppress(OSError):  # the run has ended, and its error is printed
-                self._file.append(_events([self._take()]))
+                self._append([self._take()])
                 self._file.close()
             self._file = None
 
@@ -101,60 +107,30 @@ class Timeline:
     def _now_us(self) -> int:
         return round((self._origin_seconds + time.perf_counter()) * 1e6)
 
-
-def _rank_names(hosts: Sequence[str]) -> list[dict[str, Any]]:
-    """Names of the rows, in the order of ranks."""
-    events = []
-    for rank, host in enumerate(hosts):
-        common = {"ph": "M", "pid": rank, "tid": 0}
-        events += [
-            {"name": "process_name", **common, "args": {"name": f"rank {rank} ({host})"}},
-            {"name": "process_sort_index", **common, "args": {"sort_index": rank}},
-            {"name": "thread_name", **common, "args": {"name": "phases"}},
-        ]
-    return events
-
-
-def _events(of_ranks: Iterable[Sequence[Slice]]) -> list[dict[str, Any]]:
-    """Complete events of the Trace Event Format."""
-    return [
-        {
-            "name": item.name,
-            "ph": "X",
-            "ts": item.start_us,
-            "dur": item.end_us - item.start_us,
-            "pid": rank,
-            "tid": 0,
-            "args": {"step": item.step} if item.step else {},
-        }
-        for rank, of_rank in enumerate(of_ranks)
-        for item in of_rank
-    ]
-
-
-class _RotatingTrace:
-    """trace.json; beyond ``max_bytes`` it becomes trace.before.json and replaces an earlier one.
-
-    Args:
-        names: events at the start of every file.
-    """
-
-    def __init__(self, folder: RunFolder, max_bytes: int, names: Sequence[dict[str, Any]]):
-        self._folder, self._max_bytes, self._names = folder, max_bytes, names
-        self._file = ArrayFile(folder.trace)
-        # Again after a resume: ranks may be on other hosts.
-        self._file.append(names)
-
-    def append(self, events: Sequence[dict[str, Any]]) -> None:
-        self._file.append(events)
-        if self._file.num_bytes > self._max_bytes:
+    def _append(self, of_ranks: Iterable[Sequence[Slice]]) -> None:
+        """Append complete events of the Trace Event Format; a file of half the bytes replaces trace.before.json."""
+        if self._file is None or self._folder is None:
+            return
+        self._file.append(
+            [
+                {
+                    "name": item.name,
+                    "ph": "X",
+                    "ts": item.start_us,
+                    "dur": item.end_us - item.start_us,
+                    "pid": rank,
+                    "tid": 0,
+                    "args": {"step": item.step} if item.step else {},
+                }
+                for rank, of_rank in enumerate(of_ranks)
+                for item in of_rank
+            ]
+        )
+        if self._file.num_bytes > self.megabytes * 2**20 // 2:
             self._file.close()
             self._folder.trace.replace(self._folder.trace_before)
             self._file = ArrayFile(self._folder.trace)
-            self._file.append(self._names)
-
-    def close(self) -> None:
-        self._file.close()
+            self._file.append(self._rank_names)
 
 
 _OPEN, _BETWEEN, _CLOSE = b"[\n", b",\n", b"\n]\n"

@@ -56,11 +56,6 @@ class Row(NamedTuple):
     parts: str
     picture: Path | None
 
-    @property
-    def cells(self) -> tuple[str, str, str, str, float | None, float | None]:
-        """The values of ``COLUMNS``."""
-        return self[:6]
-
     @classmethod
     def of(cls, record: Mapping[str, Any], folder: Path) -> Row:
         """The row of a line of rollouts.jsonl; ``folder`` is the run's."""
@@ -94,11 +89,13 @@ class Adapter:
     """Feeds one tracker; any method may raise what the library raises, and is called again except for ``finish``.
 
     Attributes:
+        packages: that pip installs; "" for the one named like the tracker.
         is_resumable: the tracker's run goes on under its id after a resume, and takes no step twice.
         run_id: the tracker's id of the run, once it has started.
         tracker: accelerate's tracker.
     """
 
+    packages = ""
     is_resumable = True
     run_id: str | None = None
     tracker: Any
@@ -166,7 +163,7 @@ class TensorboardAdapter(Adapter):
 
 
 def _as_code(rows: Sequence[Row]) -> str:
-    """A question and its rollouts as one block of Markdown's indented code, in which nothing is markup."""
+    """A question and its rollouts as one indented code block of Markdown, in which nothing is markup."""
     first = rows[0]
     lines = [f"sample {first.sample}", "question", first.question, f"answer {first.answer}"]
     for number, row in enumerate(rows):
@@ -193,16 +190,15 @@ class WandbAdapter(Adapter):
         self._start(WandBTracker(run.project, **options))
         self.tracker.store_init_configuration(dict(run.config))
         started = self.tracker.tracker
-        if started.offline:
-            return f"offline, to be sent with wandb sync {started.dir.removesuffix('/files')}"
-        return str(started.url)
+        offline = f"offline, to be sent with wandb sync {started.dir.removesuffix('/files')}"
+        return offline if started.offline else str(started.url)
 
     def log_rollouts(self, step: int, rows: Sequence[Row]) -> None:
         """A table ``rollouts`` with a picture per row."""
         import wandb
 
         pictures = {path: wandb.Image(str(path)) for path in _pictures(rows)}
-        cells = [[*row.cells, pictures.get(row.picture) if row.picture else None] for row in rows]
+        cells = [[*row[: len(COLUMNS)], pictures.get(row.picture) if row.picture else None] for row in rows]
         self.tracker.log_table("rollouts", columns=[*COLUMNS, "frames"], data=cells, step=step)
 
     def log_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -233,26 +229,25 @@ class SwanlabAdapter(Adapter):
         """A table ``rollouts``, and the questions' pictures as ``frames``."""
         import swanlab
 
-        def cell(value: str | float | None) -> str:  # tables have texts only, and no missing values
+        def cell(value: Any) -> str:  # tables have texts only, and no missing values
             if isinstance(value, str):
                 return value.replace(_PYECHARTS_MARK, _PYECHARTS_MARK.replace("_", "-"))
             return "no value" if value is None else f"{value:.4g}"
 
         table = swanlab.echarts.Table()
-        table.add(list(COLUMNS), [[cell(value) for value in row.cells] for row in rows])
+        table.add(list(COLUMNS), [[cell(value) for value in row[: len(COLUMNS)]] for row in rows])
         images = [swanlab.Image(str(path), caption=sample) for path, sample in _pictures(rows).items()]
         self.tracker.log({"rollouts": table, **({"frames": images} if images else {})}, step=step)
 
     def finish(self, failed: bool) -> None:
-        if failed:
-            self.tracker.tracker.finish(state="crashed", error="the run ended in an error")
-        else:
-            self.tracker.finish()
+        crashed = {"state": "crashed", "error": "the run ended in an error"}
+        self.tracker.tracker.finish(**(crashed if failed else {}))
 
 
 class MlflowAdapter(Adapter):
     """MLflow, at ``MLFLOW_TRACKING_URI`` or its default; it keeps every value, so no step may be sent twice."""
 
+    packages = "mlflow-skinny sqlalchemy alembic"
     _step_and_time: tuple[int, int] = (0, 0)
 
     def start(self, run: TrackedRun) -> str:

@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import yaml
@@ -42,21 +42,15 @@ START_PAUSES = (5.0, 30.0, 60.0)
 STALL_SECONDS = 600.0
 # The end of a run reports a tracker that takes longer.
 QUIET_SECONDS = 2.0
+_GOES_ON = "The run goes on; metrics.jsonl has everything."
 
 
-class Kind(NamedTuple):
-    """A tracker: the module it is imported as, the packages that pip installs, and its adapter."""
-
-    module: str
-    packages: str
-    adapter: type[Adapter]
-
-
-KINDS = {
-    "tensorboard": Kind("tensorboard", "tensorboard", TensorboardAdapter),
-    "wandb": Kind("wandb", "wandb", WandbAdapter),
-    "swanlab": Kind("swanlab", "swanlab", SwanlabAdapter),
-    "mlflow": Kind("mlflow", "mlflow-skinny sqlalchemy alembic", MlflowAdapter),
+# By the name of the setting, which is the module's.
+ADAPTERS: dict[str, type[Adapter]] = {
+    "tensorboard": TensorboardAdapter,
+    "wandb": WandbAdapter,
+    "swanlab": SwanlabAdapter,
+    "mlflow": MlflowAdapter,
 }
 
 
@@ -69,11 +63,11 @@ def is_installed(module: str) -> bool:
 def refuse_missing(names: Sequence[str]) -> None:
     """Raise ConfigError for the first tracker that is not installed; imports none of them."""
     for name in names:
-        if not is_installed(KINDS[name].module):
+        if not is_installed(name):
             others = [other for other in names if other != name]
             raise ConfigError(
                 f"observe.trackers names {name}, which is not installed. It is optional: install it with "
-                f"'pip install {KINDS[name].packages}', or set observe.trackers=[{','.join(others)}]."
+                f"'pip install {ADAPTERS[name].packages or name}', or set observe.trackers=[{','.join(others)}]."
             )
 
 
@@ -83,8 +77,6 @@ class Trackers:
     Open metrics.jsonl and rollouts.jsonl (shortened, where a run resumes) before.
 
     Args:
-        folder: the run's.
-        name: of the run.
         resume_step: the step after which the run resumes; None for a new run.
         info, warn: print a line.
     """
@@ -100,8 +92,10 @@ class Trackers:
     ):
         self._tracker_seconds = settings.tracker_seconds
         config = flat_config(yaml.safe_load(folder.config.read_bytes())) if folder.config.is_file() else {}
-        run = TrackedRun(folder, settings.project, name, config, None, resume_step)
-        every = settings.track_rollouts_every
+        run, every = (
+            TrackedRun(folder, settings.project, name, config, None, resume_step),
+            settings.track_rollouts_every,
+        )
         self._feeds = [TrackerFeed(tracker, run, every, info, warn) for tracker in settings.trackers]
 
     def step_done(self, step: int) -> None:
@@ -121,9 +115,7 @@ class Trackers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A second Ctrl-C, while the run stops, ends it at once.
         self.close(failed=kind is not None, seconds=0.0 if kind is KeyboardInterrupt else None)
 
@@ -142,7 +134,7 @@ class TrackerFeed:
         self, name: str, run: TrackedRun, every: int, info: Callable[[str], None], warn: Callable[[str], None]
     ):
         self._name, self._run, self._info, self._warn = name, run, info, warn
-        self._adapter = KINDS[name].adapter()
+        self._adapter = ADAPTERS[name]()
         self._home = run.folder.trackers
         self._log = self._home / f"{name}.log"
         self._state_path = self._home / f"{name}.json" if self._adapter.is_resumable else None
@@ -158,34 +150,31 @@ class TrackerFeed:
         self._address: str | None = None
         # Steps that an earlier process did not send are sent now.
         self._complete, self._delivered = run.resume_step or 0, self._sent.step
-        self._finished = self._failed = self._has_started = self._has_warned = self._has_stalled = False
+        self._failed = self._has_started = self._has_warned = self._has_stalled = False
         self._missing: list[int] = []
         self._progress_seconds = time.monotonic()
-        self._changed = threading.Condition()
+        self._changed, self._finished = threading.Event(), threading.Event()
+        self._changed.set()
         self._thread = threading.Thread(target=self._serve, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def step_done(self, step: int) -> None:
-        with self._changed:
-            if self._complete <= self._delivered:
-                self._progress_seconds = time.monotonic()
-            self._complete = max(self._complete, step)
-            self._changed.notify()
+        if self._complete <= self._delivered:
+            self._progress_seconds = time.monotonic()
+        self._complete = max(self._complete, step)
+        self._changed.set()
         seconds = time.monotonic() - self._progress_seconds
         if not self._has_stalled and seconds > STALL_SECONDS:
             self._has_stalled = True
-            self._warn_of(
-                f"has taken nothing for {seconds:.0f} s and is at step {self._delivered}. The run goes on; "
-                "metrics.jsonl has everything."
-            )
+            self._warn_of(f"has taken nothing for {seconds:.0f} s and is at step {self._delivered}. {_GOES_ON}")
 
     def finish(self, failed: bool) -> None:
-        with self._changed:
-            self._finished, self._failed = True, failed
-            self._changed.notify()
+        self._failed = failed
+        self._finished.set()
+        self._changed.set()
 
     def wait(self, end: float) -> None:
-        """Wait until the thread has ended or ``time.monotonic()`` reaches ``end``, and report what is missing."""
+        """Wait for the thread until ``time.monotonic()`` reaches ``end``, and report what is missing."""
         self._thread.join(max(0.0, min(QUIET_SECONDS, end - time.monotonic())))
         if self._thread.is_alive() and end > time.monotonic():
             self._info(f"{self._name}: sending what is left (observe.tracker_seconds limits it)")
@@ -200,29 +189,25 @@ class TrackerFeed:
         if not self._has_started:
             self._warn_of("could not start while the run lasted. metrics.jsonl has everything.")
         if self._missing:
-            first, last = self._missing[0], self._missing[-1]
-            self._warn_of(
-                f"did not take {len(self._missing)} of the steps {first} to {last}, or not in full. metrics.jsonl has "
-                "them."
-            )
+            steps = f"{len(self._missing)} of the steps {self._missing[0]} to {self._missing[-1]}"
+            self._warn_of(f"did not take {steps}, or not in full. metrics.jsonl has them.")
         if self._has_started and self._delivered < self._complete:
             self._warn_of(f"is incomplete. {state}")
 
     def _serve(self) -> None:
         """The thread: start the tracker's run, send each step once it is complete, end the tracker's run."""
-        pauses = iter(START_PAUSES)
+        pauses = chain(START_PAUSES, repeat(START_PAUSES[-1]))
         while not self._attempt("could not start", self._start):
-            if self._is_finished_within(next(pauses, START_PAUSES[-1])):
+            if self._finished.wait(next(pauses)):
                 return
         self._has_started = True
         self._progress_seconds = time.monotonic()
-        finished, complete = False, -1
-        while not finished:
-            with self._changed:
-                while not self._finished and self._complete <= complete:
-                    self._changed.wait()
-                finished, complete = self._finished, self._complete
-            self._attempt("cannot be supplied from the run's files", self._send_up_to, complete)
+        is_last = False
+        while not is_last:
+            self._changed.wait()
+            self._changed.clear()
+            is_last = self._finished.is_set()  # read before the step, which was set before
+            self._attempt("cannot be supplied from the run's files", self._send_up_to, self._complete)
         self._attempt("could not end its run", self._adapter.finish, self._failed)
 
     def _start(self) -> None:
@@ -245,12 +230,12 @@ class TrackerFeed:
         self._delivered = max(self._delivered, complete)
 
     def _try_step(self, step: int, send: Callable[[int, Any], None], values: Any) -> bool:
-        for pause in (*STEP_PAUSES, None):
+        for pause in STEP_PAUSES:
             if self._attempt(f"failed in step {step}", send, step, values):
                 return True
-            if pause is None or self._is_finished_within(pause):
-                break
-        return False
+            if self._finished.wait(pause):
+                return False
+        return self._attempt(f"failed in step {step}", send, step, values)
 
     def _attempt(self, failure: str, call: Callable[..., object], *arguments: Any) -> bool:
         """Whether the call returned. The first error of all is printed, every one is in the tracker's log."""
@@ -262,13 +247,9 @@ class TrackerFeed:
             if not self._has_warned:
                 self._has_warned = True
                 words = printable(f"{type(error).__name__}: {error}", 300)
-                self._warn_of(f"{failure} ({words}). The run goes on; metrics.jsonl has everything.")
+                self._warn_of(f"{failure} ({words}). {_GOES_ON}")
             return False
         return True
-
-    def _is_finished_within(self, seconds: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._finished, seconds)
 
     def _remember(self, sent: SentSteps) -> None:
         if self._state_path is not None and sent != self._sent:
@@ -289,10 +270,9 @@ class SentSteps(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> SentSteps:
         """An empty state without a file, or with one that cannot be read."""
-        try:
+        found: dict[str, Any] = {}
+        with suppress(OSError):
             found = parse_json_line(path.read_bytes()) or {}
-        except OSError:
-            return cls()
         run_id, step = found.get("run_id"), found.get("step")
         return cls(run_id if isinstance(run_id, str) else None, step if type(step) is int else 0)
 
@@ -324,8 +304,8 @@ class StepReader:
         while self._waiting and self._waiting[0]["step"] <= up_to:
             line = self._waiting[0]
             step, phase = line["step"], line["phase"]
-            numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
-            scalars = {f"{phase}/{key}": value for key, value in numbers.items() if key not in RESERVED_KEYS}
+            numbers = {key: line[key] for key in line if key not in RESERVED_KEYS}
+            scalars = {f"{phase}/{key}": value for key, value in numbers.items() if isinstance(value, int | float)}
             yield step, scalars, self._rows.get((step, phase), [])
             self._waiting.pop(0)
             self._rows.pop((step, phase), None)
@@ -354,9 +334,8 @@ def flat_config(config: Any, prefix: str = "") -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for key, value in config.items() if isinstance(config, Mapping) else ():
-        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            flat |= flat_config(value, f"{name}.")
+            flat |= flat_config(value, f"{prefix}{key}.")
         else:
-            flat[name] = value if isinstance(value, bool | int | float | str | None) else str(value)
+            flat[f"{prefix}{key}"] = value if isinstance(value, bool | int | float | str | None) else str(value)
     return flat

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from vlm_pg.config import RunConfig
-from vlm_pg.data.order import asked_of, check_weights
+from vlm_pg.data.order import check_weights, used_samples
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.distributed import local_device
 from vlm_pg.errors import ConfigError, SampleError
@@ -290,10 +290,10 @@ def record_sets(config: RunConfig) -> Iterator[RecordSet]:
     data = config.data
     if data.mixture and isinstance(data.train, dict):
         check_weights(list(data.train_sets), data.mixture)
-    for name, path in data.asked_sets.items():
+    for name, path in data.used_sets.items():
         samples = open_records(path)[0][: data.limit]
         if samples and not name:
-            samples = asked_of(samples, data.mixture)
+            samples = used_samples(samples, data.mixture)
         # The frames of a step's prompts are divided over the sequence ranks, those of an evaluation's are not.
         yield RecordSet(name, path, samples, config.training.sequence_parallel)
     for name in config.eval.chosen_sets(list(data.eval)):

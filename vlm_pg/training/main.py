@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.digests import changed_data, data_digests
-from vlm_pg.data.order import EachInTurn, Mixture, asked_of, order_of
+from vlm_pg.data.order import EpochOrder, Mixture, order_of, used_samples
 from vlm_pg.data.sample_sets import any_media, first_of_each, open_training, refuse_empty, usable_of_each
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ModelError
@@ -123,8 +123,8 @@ class _Run:
         resume_from = self._choose_checkpoint(path, {})
         found, bad = open_training(config.data)
         samples = first_of_each(found, config.data.limit)
-        self.order = order_of(samples, config.data.mixture) if samples else EachInTurn(0)
-        asked = asked_of(samples, config.data.mixture) if samples else samples
+        self.order = order_of(samples, config.data.mixture) if samples else EpochOrder(0)
+        asked = used_samples(samples, config.data.mixture) if samples else samples
         if samples:  # else it is refused once the bad records are written
             check_step_size(config, len(asked), len(bad), console.warn)
         check_fits(config, self.ranks.world_size, gpu_bytes(local_device()), console.info)
@@ -351,7 +351,7 @@ class _Run:
             bad_samples=dict(self.bad_log.counts) if self.bad_log else {},
             **({} if best is None else {"best_checkpoint": f"{best.parent.name}/{best.name}"}),
         )
-        self.timeline.hand_in()
+        self.timeline.flush()
         if self.ranks.is_rank0:
             if self.config.observe.report:
                 from vlm_pg.observe.report import write_report

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlm_pg.config import RunConfig
-from vlm_pg.data.order import EachInTurn, Mixture
+from vlm_pg.data.order import EpochOrder, Mixture
 from vlm_pg.distributed import RankLayout
 from vlm_pg.prompts.prompt_source import PromptSource, Tamper
 from vlm_pg.types import BadSample, Prompt, Sample
@@ -18,7 +18,7 @@ class TrainingData:
     """Questions of a run and their order. ``digests``: of the files they come from, for checkpoints."""
 
     samples: Sequence[Sample]
-    order: EachInTurn | Mixture
+    order: EpochOrder | Mixture
     source: PromptSource
     digests: Mapping[str, Any] = field(default_factory=dict)
 

@@ -169,7 +169,7 @@ def check_step_size(config: RunConfig, usable: int, bad: int, warn: Callable[[st
         return
     line = f"training.prompts_per_step is {wanted}, and {config.data.train_shown} has {usable} usable question(s)"
     data = config.data
-    is_limited = data.limit is not None and data.limit * len(data.asked_sets) < wanted
+    is_limited = data.limit is not None and data.limit * len(data.used_sets) < wanted
     if usable + bad < wanted or is_limited:
         raise ConfigError(
             f"{line}. A step asks no question twice. Set training.prompts_per_step to {usable} or less, or use more "

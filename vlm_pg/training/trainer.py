@@ -17,10 +17,9 @@ from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
 from vlm_pg.models.reference import ScoringPolicy, scoring_phase
-from vlm_pg.observe.console import Console
+from vlm_pg.observe.console import Console, generation_line, sharing_line
 from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import FolderGone, Presence, RunFolder
-from vlm_pg.observe.step_line import generation_line, sharing_line
 from vlm_pg.observe.timeline import Timeline
 from vlm_pg.observe.trackers import Trackers
 from vlm_pg.rewards.rewarder import Rewarder
@@ -208,7 +207,7 @@ class Trainer:
         if (every and step % every == 0) or step == of_steps:
             self.save()
         with self.phases.waiting():
-            self.timeline.hand_in()
+            self.timeline.flush()
         self._phase = "sampling"
 
     def _step(self, step: int) -> tuple[dict[str, float | None], list[RolloutGroup]]:

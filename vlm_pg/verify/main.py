@@ -27,7 +27,7 @@ import torch
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.memory import give_freed_memory_back, peak_above_baseline
 from vlm_pg.config import RunConfig
-from vlm_pg.data.order import asked_of, order_of
+from vlm_pg.data.order import order_of, used_samples
 from vlm_pg.data.sample_sets import first_of_each, open_training, refuse_empty
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
@@ -342,7 +342,7 @@ def _prompts(config: RunConfig, policy: Policy, questions: int, response_tokens:
     for item in bad[:3]:
         console.warn(str(item))
     refuse_empty(samples, config.data, f"{len(bad)} are bad")
-    policy.check_samples(asked_of(samples, config.data.mixture), path)
+    policy.check_samples(used_samples(samples, config.data.mixture), path)
     builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
 
     def check(prompt: Prompt) -> None:

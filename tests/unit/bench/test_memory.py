@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import is_alive
+
 # In a process of its own: the test process has threads and memory of earlier tests.
 _PROGRAM = """
 from vlm_pg.bench.runner import CannotRun
@@ -111,12 +113,12 @@ def test_a_worker_ends_with_the_process_that_started_it(number: signal.Signals, 
         try:
             _wait(lambda: path.exists() or process.poll() is not None)
             pid = int(path.read_text())
-            assert _lives(pid)
+            assert is_alive(pid)
             process.send_signal(number)
             assert process.wait(PATIENCE_SECONDS) == -number
         finally:
             process.kill()
-    _wait(lambda: not _lives(pid))
+    _wait(lambda: not is_alive(pid))
 
 
 def _wait(done: Any) -> None:
@@ -124,11 +126,3 @@ def _wait(done: Any) -> None:
     while not done():
         assert time.monotonic() - begun < PATIENCE_SECONDS, "it never came to that"
         time.sleep(0.05)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        # One that has ended may be a zombie for as long as nobody asks for it.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

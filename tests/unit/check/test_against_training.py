@@ -60,7 +60,7 @@ def test_what_is_refused_is_what_training_leaves_out(folder: Folder) -> None:
     limit = {"max_prompt_tokens": 600}
     code, _ = folder.check((), (), "--decode", data={"train": sets}, media=media, prompt=limit)
     rows = [json.loads(line) for line in (folder.path / "out/refused.jsonl").read_text().splitlines()]
-    told = json.loads((folder.path / "out/check.json").read_text())["sets"]
+    reports = json.loads((folder.path / "out/check.json").read_text())["sets"]
 
     config = load_config(folder.path / "run.yaml")
     samples, bad = open_training(config.data)
@@ -76,4 +76,4 @@ def test_what_is_refused_is_what_training_leaves_out(folder: Folder) -> None:
     assert len({reason for _, reason, _ in left_out}) >= 9 and len(good) == 10
     lengths = {sample.sample_id: prompt.num_tokens for sample, prompt in good}
     of_two = sorted(length for name, length in lengths.items() if name.startswith("two/"))
-    assert [of_two[0], of_two[-1]] == [told["data.train.two"]["prompt_tokens"][end] for end in ("min", "max")]
+    assert [of_two[0], of_two[-1]] == [reports["data.train.two"]["prompt_tokens"][end] for end in ("min", "max")]

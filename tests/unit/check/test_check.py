@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,9 +24,6 @@ from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.settings import PromptSettings
 
 OWN = """
-def near(response, answer):
-    return 1.0 if answer in response else 0.0
-
 def half(response):
     return 0.5
 
@@ -42,74 +39,59 @@ def of_set(sample):
 """
 
 
-# name -> (records behind the clean ones, what is found of them, a piece of the message)
-ROWS: dict[str, tuple[Sequence[Record], dict[str, list[str]], str]] = {
-    "nothing": ([], {}, ""),
-    "a record that cannot be read": ([{"problem_id": 9}], {"missing_field": ["train.jsonl:5 9"]}, "is missing"),
-    "an id used twice": ([record(1, problem="Else?")], {"duplicate_id": ["train.jsonl:5 1"]}, "at train.jsonl:1"),
-    "a medium that is not there": ([about(9, "no.mov")], {"missing_media": ["train.jsonl:5 9"]}, "no.mov"),
-    "a clip beyond its video": (
-        [about(9, "av1_video.mkv", start=90.0, end=99.0)], {"bad_clip": ["train.jsonl:5 9"]}, "90 s to 99 s"
-    ),
-    "an answer that cannot be rewarded": (
-        [record(9, problem_type="numerical", options=[], solution="<answer>many</answer>")],
-        {"unscorable_gold_answer": ["train.jsonl:5 9"]},
+# Records behind the clean ones, by their number; the reason of the finding, "?" for a warning; a piece of the message.
+FAULTS: list[tuple[Callable[[int], Record], str, str]] = [
+    (lambda n: {"problem_id": n}, "missing_field", "is missing"),
+    (lambda n: record(1, problem="Else?"), "duplicate_id", "at train.jsonl:1"),
+    (lambda n: about(n, "no.mov"), "missing_media", "no.mov"),
+    (lambda n: about(n, "av1_video.mkv", start=90.0, end=99.0), "bad_clip", "90 s to 99 s"),
+    (
+        lambda n: record(n, problem_type="numerical", options=[], solution="<answer>many</answer>"),
+        "unscorable_gold_answer",
         "does not state one number",
     ),
-    "the right option twice as the reward reads it": (
-        [record(9, options=["A. Red", "B. blue", "C. **red**."])], {"equal_options": ["train.jsonl:5 9"]}, "A, C"
-    ),
-    "a wrong option twice": (
-        [record(9, options=["A. red", "B. blue", "C. 'Blue'"])], {"equal_wrong_options?": ["train.jsonl:5 9"]}, "B, C"
-    ),
-    "marks for media that are not there": (
-        [about(9, "c.png", problem="<image><image> Which?")],
-        {"media_mark_without_medium": ["train.jsonl:5 9"]},
+    (lambda n: record(n, options=["A. Red", "B. blue", "C. **red**."]), "equal_options", "A, C"),
+    (lambda n: record(n, options=["A. red", "B. blue", "C. 'Blue'"]), "equal_wrong_options?", "B, C"),
+    (
+        lambda n: about(n, "c.png", problem="<image><image> Which?"),
+        "media_mark_without_medium",
         "'<image>' 2 time(s), and the record names 1 image(s)",
     ),
-    "a mark in a record without media": (
-        [record(9, problem="What does the <video> tag do?")],
-        {"media_mark_without_medium": ["train.jsonl:5 9"]},
+    (
+        lambda n: record(n, problem="What does the <video> tag do?"),
+        "media_mark_without_medium",
         "One mark where each video stands, or none",
     ),
-    "a mark for a medium of another kind": (
-        [about(9, "c.png", problem="<video> Which?")],
-        {"media_mark_without_medium": ["train.jsonl:5 9"]},
-        "names 0 video(s)",
-    ),
-    "marks where the media stand": (
-        [about(9, "c.png", problem="Which of <image>?"), about(10, "c.png", problem="<image> What?")], {}, ""
-    ),
-    "a prompt that is too long": (
-        [record(9, problem="Which? " * 300)], {"prompt_too_long": ["train.jsonl:5 9"]}, "At most 700"
-    ),
-    "the same question again": (
-        [about(9, "again.mov", problem="Which colour  has lamp 2?")],
-        {"duplicate_question?": ["train.jsonl:5 9"]},
+    (lambda n: record(n, problem="Which? " * 300), "prompt_too_long", "At most 700"),
+    (
+        lambda n: about(n, "again.mov", problem="Which colour  has lamp 2?"),
+        "duplicate_question?",
         "those of train.jsonl:2 (2)",
     ),
-    "the same question with another answer": (
-        [about(9, "again.mov", problem="Which colour has lamp 2?", solution="<answer>B</answer>")],
-        {"contradictory_answer": ["train.jsonl:5 9"]},
+    (
+        lambda n: about(n, "again.mov", problem="Which colour has lamp 2?", solution="<answer>B</answer>"),
+        "contradictory_answer",
         "whose answer is 'A', not 'B'",
     ),
-    "the same question about another part": (
-        [about(9, "av1_video.mkv", start=1.0, end=3.0, problem="Which colour has lamp 3?")], {}, ""
-    ),
-    "the same question about another image": ([about(9, "c.png", problem="Which colour has lamp 4?")], {}, ""),
-    "the same question with other options": (
-        [record(9, problem="Which colour has lamp 1?", options=["X", "Y"])], {}, ""
-    ),
-}  # fmt: skip
+]
+GOOD: list[Callable[[int], Record]] = [
+    lambda n: about(n, "c.png", problem="Which of <image>?"),
+    lambda n: about(n, "av1_video.mkv", start=1.0, end=3.0, problem="Which colour has lamp 3?"),
+    lambda n: about(n, "c.png", problem="Which colour has lamp 4?"),
+    lambda n: record(n, problem="Which colour has lamp 1?", options=["X", "Y"]),
+]
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_what_is_wrong_is_found_and_nothing_else(name: str, folder: Folder) -> None:
-    records, expected, said = ROWS[name]
-    code, found = folder.check([*CLEAN, *records], prompt={"max_prompt_tokens": 700})
-    assert found == expected
-    assert code == any(not reason.endswith("?") for reason in expected)
-    assert all(said in message for message in folder.messages())
+def test_each_fault_is_found_and_nothing_else(folder: Folder) -> None:
+    """Another part, another image and other options make another question."""
+    made = [make(number) for number, make in enumerate([*GOOD, *(make for make, _, _ in FAULTS)], start=5)]
+    code, found = folder.check([*CLEAN, *made], prompt={"max_prompt_tokens": 700})
+    expected: dict[str, list[str]] = {}
+    for line, (_, reason, _) in enumerate(FAULTS, start=5 + len(GOOD)):
+        expected.setdefault(reason, []).append(f"train.jsonl:{line} {1 if reason == 'duplicate_id' else line}")
+    assert (code, found) == (1, expected)
+    messages = folder.messages()
+    assert all(any(piece in message for message in messages) for _, _, piece in FAULTS)
 
 
 def test_decoding_finds_what_a_look_does_not(folder: Folder) -> None:
@@ -120,11 +102,11 @@ def test_decoding_finds_what_a_look_does_not(folder: Folder) -> None:
 
 
 def test_decoding_fills_the_cache(folder: Folder) -> None:
-    cache = {"folder": str(folder.path / "kept")}
-    assert folder.check(CLEAN, cache=cache)[0] == 0 and not (folder.path / "kept").exists()
+    cache = {"folder": str(folder.path / "cache")}
+    assert folder.check(CLEAN, cache=cache)[0] == 0 and not (folder.path / "cache").exists()
     code, found = folder.check([*CLEAN, about(9, "corrupted.mp4")], (), "--decode", cache=cache)
     assert (code, found) == (1, {"corrupt_media": ["train.jsonl:5 9"]})
-    assert len([path for path in (folder.path / "kept/frames").rglob("*") if path.is_file()]) >= 3
+    assert len([path for path in (folder.path / "cache/frames").rglob("*") if path.is_file()]) >= 3
 
 
 def test_what_is_trained_on_is_found_in_evaluation_by_content(folder: Folder) -> None:
@@ -146,17 +128,14 @@ def test_what_is_trained_on_is_found_in_evaluation_by_content(folder: Folder) ->
 @pytest.mark.parametrize(
     ("reward", "found"),
     [
-        ({"functions": [{"function": "near", "weight": 1.0}]}, None),
         # beside accuracy a function may say anything but nothing
         ({"functions": [{"function": "half", "weight": 1.0}]}, None),
         ({"functions": [{"function": "silent", "weight": 1.0}]}, "silent None"),
-        ({"functions": [{"function": "silent", "weight": 0.0}]}, None),
         ({"functions": [{"function": "counts", "weight": 1.0}], "accuracy_weight": 0.0}, None),
-        # where accuracy has no weight it says what is right, in or out of a process of its own
+        # where accuracy has no weight the function says what is right, in or out of a process of its own
         ({"functions": [{"function": "half", "weight": 1.0}], "accuracy_weight": 0.0}, "half 0.5"),
         ({"functions": [{"function": "half", "weight": 1.0, "isolated": True}], "accuracy_weight": 0.0}, "half 0.5"),
-        ({"functions": [{"function": "half", "weight": -1.0}], "accuracy_weight": 0.0}, None),
-        # a gold answer has no shape, and nobody is there to judge it
+        # a gold answer has no shape, and no judge grades it
         ({"length": {"weight": 1.0}, "judge": {"weight": 1.0, "url": "http://127.0.0.1:9/v1"}}, None),
     ],
 )  # fmt: skip
@@ -166,8 +145,8 @@ def test_gold_answers_are_scored_by_the_run_s_own_reward(
     (folder.path / "own.py").write_text(OWN)
     for one in reward.get("functions", ()):
         one["function"] = f"{folder.path / 'own.py'}:{one['function'].rpartition(':')[2]}"
-    code, places = folder.check([record(1)], reward={"accuracy_weight": 1.0, "format_weight": 0.1, **reward})
-    assert (code, places) == ((0, {}) if found is None else (1, {"unscorable_gold_answer": ["train.jsonl:1 1"]}))
+    code, findings = folder.check([record(1)], reward={"accuracy_weight": 1.0, "format_weight": 0.1, **reward})
+    assert (code, findings) == ((0, {}) if found is None else (1, {"unscorable_gold_answer": ["train.jsonl:1 1"]}))
     assert found is None or found in folder.messages()[0]
 
 
@@ -251,7 +230,7 @@ def test_a_file_is_looked_at_once(folder: Folder, monkeypatch: pytest.MonkeyPatc
         return real(kind, path, *rest)
 
     monkeypatch.setattr(probe, "probe_file", counted)
-    monkeypatch.setattr("vlm_pg.check.command.WINDOW", 8)  # most are asked for when earlier ones are done
+    monkeypatch.setattr("vlm_pg.check.command.WINDOW", 8)  # most are requested when earlier ones are done
     monkeypatch.setattr("vlm_pg.check.command.BATCH", 4)
     records = [about(n, ("./" if n % 2 else "") + "video_90.mov") for n in range(40)]
     records += [about(41, "av1_video.mkv"), about(42, "av1_video.mkv", start=1.0), about(43, "av1_video.mkv")]
@@ -267,22 +246,20 @@ def test_a_file_that_breaks_off_ends_with_a_message(folder: Folder, capsys: pyte
         assert code == 1 or "train.jsonl" in capsys.readouterr().err
 
 
-def test_prompts_are_measured_alike_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are many; and a model that reads text alone says so from there too."""
+@pytest.mark.parametrize("in_pool", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_prompts_are_measured_alike_in_processes(in_pool: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ModelSettings(path=str(ROOT / "assets/tiny-qwen2_5-vl"))
-    rules = LengthRules(model, PromptSettings(max_prompt_tokens=120), 8)
+    rules = LengthRules(model, PromptSettings(max_prompt_tokens=120), 8, answer_prefix="Best option:(")
     facts = MediaFacts("x", 2.0, 4, 56, 84, 12, (0.0, 0.5, 1.0, 1.5), 2.0)
-    asked = [parse_record(about(n, "a.mp4", problem="Which? " * n)) for n in range(1, 51)]
-    questions = [(one, (facts,)) for one in asked]
-    found = []
-    for alone in (10**6, 0):
-        monkeypatch.setattr("vlm_pg.check.lengths.IN_PROCESS_PROMPTS", alone)
-        with PromptLengths(2, WeightlessPolicy(model)) as lengths:
-            halves = lengths.start(questions[:7], rules), lengths.start(questions[7:], rules)
-            found.append([length for half in halves for length in half()])
-            assert (lengths._pool is not None) == (alone == 0)
-    assert found[0] == found[1] and [one.fault is None for one in found[0]].count(False) in range(5, 45)
-    assert measured(pickle.dumps(rules), questions) == found[0]
+    samples = [parse_record(about(n, "a.mp4", problem="Which? " * n)) for n in range(1, 51)]
+    questions = [(one, (facts,)) for one in samples]
+    monkeypatch.setattr("vlm_pg.check.lengths.IN_PROCESS_PROMPTS", 0 if in_pool else 10**6)
+    with PromptLengths(2, WeightlessPolicy(model)) as lengths:
+        halves = lengths.start(questions[:7], rules), lengths.start(questions[7:], rules)
+        found = [length for half in halves for length in half()]
+        assert (lengths._pool is not None) == in_pool
+    assert [one.fault is None for one in found].count(False) in range(5, 45)
+    assert measured(pickle.dumps(rules), questions) == found
 
 
 def test_media_for_a_model_of_text_end_the_check(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,8 @@
-"""Questions asked twice, and evaluation on what was trained on: by the run's own reward, among records that it uses."""
+"""Repeated questions, and evaluation on what was trained on: by the run's own reward, among records that it uses."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import pytest
 
 from tests.support.checking import Folder, about, record
 
@@ -14,45 +12,50 @@ def first_letter(response, answer):
 """
 
 
-def asked(number: int, kind: str, answer: str, *options: str, **changes: Any) -> dict[str, Any]:
+def question(number: int, kind: str, answer: str, *options: str, **changes: Any) -> dict[str, Any]:
     solution = f"<answer>{answer}</answer>"
     fields = {"problem": "What is it?", "problem_type": kind, "options": list(options), "solution": solution}
     return record(number, **fields | changes)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "same"),
-    [
-        (("numerical", "3"), ("numerical", "3.0"), True),
-        (("numerical", "3"), ("numerical", "4"), False),
-        (("free-form", "Paris"), ("free-form", "paris"), True),
-        (("free-form", "Paris"), ("free-form", "Rome"), False),
-        # one earns something from the other, and not all
-        (("free-form", "a red lorry"), ("free-form", "a blue lorry"), False),
-        (("mathematics", "3/2"), ("mathematics", r"\frac{3}{2}"), True),
-        (("mathematics", "3/2"), ("mathematics", r"\frac{2}{3}"), False),
-        (("regression", "3"), ("regression", "3.00"), True),
-        (("OCR", "Open"), ("OCR", "open"), False),
-        (("multiple choice", "A", "A. a", "B. b"), ("multiple choice", "A. a", "A. a", "B. b"), True),
-        (("multiple select", "A, B", "2", "3", "4"), ("multiple select", "B,A", "2", "3", "4"), True),
-        (("multiple select", "A, B", "2", "3", "4"), ("multiple select", "A", "2", "3", "4"), False),
-        # a gold answer has to do for both kinds
-        (("numerical", "3"), ("exact", "3"), True),
-        (("free-form", "blue"), ("OCR", "Blue"), False),
-        (("OCR", "Blue"), ("free-form", "blue"), False),
-        (("time span", "1 to 2.5"), ("time span", "[1.0, 2.5]"), True),
-    ],
-)  # fmt: skip
-def test_gold_answers_are_compared_by_the_reward(
-    folder: Folder, first: tuple[str, ...], second: tuple[str, ...], same: bool
-) -> None:
-    found = folder.check([asked(1, *first), asked(2, *second)])
-    reason = "duplicate_question?" if same else "contradictory_answer"
-    assert found == (int(not same), {reason: ["train.jsonl:2 2"]})
+PAIRS = [
+    (("numerical", "3"), ("numerical", "3.0"), True),
+    (("numerical", "3"), ("numerical", "4"), False),
+    (("free-form", "Paris"), ("free-form", "paris"), True),
+    (("free-form", "Paris"), ("free-form", "Rome"), False),
+    # one earns something from the other, and not all
+    (("free-form", "a red lorry"), ("free-form", "a blue lorry"), False),
+    (("mathematics", "3/2"), ("mathematics", r"\frac{3}{2}"), True),
+    (("mathematics", "3/2"), ("mathematics", r"\frac{2}{3}"), False),
+    (("regression", "3"), ("regression", "3.00"), True),
+    (("OCR", "Open"), ("OCR", "open"), False),
+    (("multiple choice", "A", "A. a", "B. b"), ("multiple choice", "A. a", "A. a", "B. b"), True),
+    (("multiple select", "A, B", "2", "3", "4"), ("multiple select", "B,A", "2", "3", "4"), True),
+    (("multiple select", "A, B", "2", "3", "4"), ("multiple select", "A", "2", "3", "4"), False),
+    # a gold answer has to do for both kinds
+    (("numerical", "3"), ("exact", "3"), True),
+    (("free-form", "blue"), ("OCR", "Blue"), False),
+    (("OCR", "Blue"), ("free-form", "blue"), False),
+    (("time span", "1 to 2.5"), ("time span", "[1.0, 2.5]"), True),
+]  # fmt: skip
+
+
+def test_gold_answers_are_compared_by_the_reward(folder: Folder) -> None:
+    records, expected = [], dict[str, list[str]]()
+    for number, (first, second, same) in enumerate(PAIRS):
+        records += [
+            question(2 * number + more, kind, *answer, problem=f"What is it {number}?")
+            for more, (kind, *answer) in ((1, first), (2, second))
+        ]
+        line = 2 * number + 2
+        expected.setdefault("duplicate_question?" if same else "contradictory_answer", []).append(
+            f"train.jsonl:{line} {line}"
+        )
+    assert folder.check(records) == (1, expected)
 
 
 def test_gold_answers_are_compared_by_what_the_run_rewards(folder: Folder) -> None:
-    pair = [asked(1, "exact", "Open"), asked(2, "exact", "Oslo")]
+    pair = [question(1, "exact", "Open"), question(2, "exact", "Oslo")]
     (folder.path / "own.py").write_text(WORTH)
     functions = [{"function": f"{folder.path / 'own.py'}:first_letter", "weight": 1.0}]
     assert list(folder.check(pair)[1]) == ["contradictory_answer"]
@@ -60,23 +63,23 @@ def test_gold_answers_are_compared_by_what_the_run_rewards(folder: Folder) -> No
     assert list(folder.check(pair, reward=own)[1]) == ["duplicate_question?"]
     assert list(folder.check(pair, reward={"functions": functions})[1]) == ["contradictory_answer"]
     # beside accuracy a function does not decide
-    halves = [asked(1, "numerical", "0.5"), asked(2, "numerical", ".5")]
+    halves = [question(1, "numerical", "0.5"), question(2, "numerical", ".5")]
     assert list(folder.check(halves, reward={"functions": functions})[1]) == ["duplicate_question?"]
     assert list(folder.check(halves, reward=own)[1]) == ["contradictory_answer"]
     # where nothing that counts reads answers, accuracy does
     shape = {"accuracy_weight": 0.0, "length": {"weight": 1.0}}
     assert list(folder.check(pair, reward=shape)[1]) == ["contradictory_answer"]
-    reading = [asked(1, "OCR", "Open"), asked(2, "OCR", "open")]
+    reading = [question(1, "OCR", "Open"), question(2, "OCR", "open")]
     assert list(folder.check(reading, reward={"ocr_case_sensitive": False})[1]) == ["duplicate_question?"]
 
 
 def test_a_gold_answer_that_earns_nothing_is_that_of_its_copy(folder: Folder) -> None:
-    code, found = folder.check([asked(1, "numerical", "many"), asked(2, "numerical", "many")])
+    code, found = folder.check([question(1, "numerical", "many"), question(2, "numerical", "many")])
     assert (code, set(found)) == (1, {"unscorable_gold_answer", "duplicate_question?"})
 
 
 def test_what_training_refuses_is_not_trained_on(folder: Folder) -> None:
-    """Nor asked twice; what it keeps, although it should not, is."""
+    """Nor a repeated question; what it keeps, although it should not, is."""
     held = [about(1, "again.mov"), record(2, problem="Why? " * 300)]
     long = [about(1, "video_90.mov", problem="Which? " * 300), record(2, problem="Why? " * 300)]
     limit = {"max_prompt_tokens": 200}
@@ -87,8 +90,8 @@ def test_what_training_refuses_is_not_trained_on(folder: Folder) -> None:
     code, found = folder.check([*long, half, about(5, "video_90.mov")], [held[0], about(3, "c.png")], prompt=limit)
     assert found.pop("prompt_too_long") and found.pop("missing_media")
     assert found == {"media_trained_on": ["data.eval.held, held.jsonl:1 1"]}
-    kept = [about(6, "c.png", options=["A. red", "B. Red"]), about(7, "video_90.mov", options=["A. red", "B. Red"])]
-    code, found = folder.check(kept, [held[0], about(3, "c.png")], prompt=limit)
+    used = [about(6, "c.png", options=["A. red", "B. Red"]), about(7, "video_90.mov", options=["A. red", "B. Red"])]
+    code, found = folder.check(used, [held[0], about(3, "c.png")], prompt=limit)
     assert set(found) == {"equal_options", "media_trained_on"}
     assert len(found["media_trained_on"]) == 2
 

@@ -1,4 +1,4 @@
-"""Evaluation sets are checked as they are asked: in the words, frames and limits of their protocols."""
+"""Evaluation sets are checked as they are presented: in the words, frames and limits of their protocols."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN: dict[str, Any] = {
 
 
 def protocol_of(folder: Folder, name: str = "own", **changes: Any) -> dict[str, Any]:
-    """Section ``eval`` under which the set ``held`` is asked so."""
+    """Section ``eval`` that presents the set ``held`` under the protocol."""
     path = folder.path / f"{name}.yaml"
     write_config(path, OWN | changes)
     return {"eval": {"protocols": {"held": str(path)}}}
@@ -59,10 +59,10 @@ def test_lengths_are_those_of_the_protocols_words(folder: Folder, capsys: pytest
 
 def test_frames_are_the_protocols_and_training_keeps_its_own(folder: Folder) -> None:
     """One file in both sets, looked at once for each way of showing it: 4 frames in training, 2 under the protocol."""
-    asked = [about(1, "av1_video.mkv", problem="Which one?")]
-    folder.check(asked, asked, **protocol_of(folder))
+    records = [about(1, "av1_video.mkv", problem="Which one?")]
+    folder.check(records, records, **protocol_of(folder))
     both = tokens(folder, "data.train")["max"], tokens(folder)["max"]
-    folder.check(asked, asked)
+    folder.check(records, records)
     alike = tokens(folder, "data.train")["max"], tokens(folder)["max"]
     assert alike[0] == alike[1] == both[0]
     words = "Look. Which one?\nA. red\nB. blue\nOnly the letter."
@@ -97,16 +97,3 @@ def test_a_file_that_is_a_set_of_the_run_is_asked_as_the_run_asks_it(folder: Fol
     words = [str(folder.path / "held.jsonl"), str(folder.path / "run.yaml"), "--out", str(folder.path / "out")]
     assert cli.main(["check", *words]) == 0
     assert tokens(folder, "DATA")["max"] == by_the_template("Look. Which one?\nA. red\nB. blue\nOnly the letter.")
-
-
-def test_prompts_under_a_protocol_are_measured_alike_in_processes(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = [record(number, problem="Which? " * number) for number in range(1, 40)]
-    found = []
-    for alone in (10**6, 0):
-        monkeypatch.setattr("vlm_pg.check.lengths.IN_PROCESS_PROMPTS", alone)
-        assert folder.check((), held, media={"workers": 2}, **protocol_of(folder))[0] == 0
-        found.append(tokens(folder))
-    assert found[0] == found[1]
-    assert found[0]["max"] == by_the_template(f"Look. {'Which? ' * 39}\nA. red\nB. blue\nOnly the letter.")

@@ -1,4 +1,4 @@
-"""What is checked is what the run asks for; what is left out is counted and said; what a run refuses is refused."""
+"""What the run uses is checked; what it leaves out is counted and printed; what it refuses is refused."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def written(folder: Folder, name: str, *records: dict[str, Any]) -> str:
     return str(path)
 
 
-def asked_by_the_run(folder: Folder) -> dict[str, list[str]]:
-    """Ids of what a run's caches are filled for, by the path's stem."""
+def used_by_the_run(folder: Folder) -> dict[str, list[str]]:
+    """Sample ids for which a run fills its caches, by the path's stem."""
     config = load_config(folder.path / "run.yaml")
     return {one.path.stem: [sample.sample_id for sample in one.samples] for one in record_sets(config)}
 
@@ -40,7 +40,7 @@ def test_a_set_without_weight_is_neither_checked_nor_trained_on(
     out = capsys.readouterr().out
     assert "data.mixture: left out are the sets b" in out
     assert "0 records, 0 usable, 0 not; 0 media; 2 more are left out" in out
-    assert asked_by_the_run(folder) == {"a": ["1"], "held": ["1"]}
+    assert used_by_the_run(folder) == {"a": ["1"], "held": ["1"]}
     found = folder.check((), held, data=data | {"mixture": {"a": 1, "b": 2}})[1]
     assert set(found) == {"missing_media", "media_trained_on"}
 
@@ -57,24 +57,24 @@ def test_a_source_without_weight_is_neither_checked_nor_trained_on(folder: Folde
     weights = {"mixture": {"lamps": 1, "other": 0}}
     assert folder.check((), [about(1, "b.png")], data=data | weights) == (0, {})
     assert json.loads((folder.path / "out/check.json").read_text())["sets"]["data.train"]["left_out"] == 2
-    assert next(iter(asked_by_the_run(folder).values())) == ["1", "4"]
+    assert next(iter(used_by_the_run(folder).values())) == ["1", "4"]
     assert set(folder.check((), [about(1, "b.png")], data=data)[1]) == {"missing_media", "media_trained_on"}
     # A limit counts the records of all sources, as in training, and weights are of the sources within it.
     assert folder.check((), (), data=data | weights | {"limit": 3}) == (0, {})
-    assert next(iter(asked_by_the_run(folder).values())) == ["1"]
+    assert next(iter(used_by_the_run(folder).values())) == ["1"]
     assert json.loads((folder.path / "out/check.json").read_text())["sets"]["data.train"]["left_out"] == 3
 
 
 @pytest.mark.parametrize("several", [True, False])
 def test_weights_that_training_refuses(folder: Folder, several: bool, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(folder, "a", record(1))
-    for weights, said in (
+    for weights, message in (
         ({"b": 1}, "has a weight for b"),
         ({"b": 1, "a" if several else "lamps": 1}, "has a weight for b"),
         ({"a" if several else "lamps": 0}, "are 0"),
     ):
         code, _ = folder.check((), (), data={"train": {"a": path} if several else path, "mixture": weights})
-        assert code == 2 and said in capsys.readouterr().err
+        assert code == 2 and message in capsys.readouterr().err
 
 
 def test_evaluation_is_checked_as_it_is_chosen(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,9 +87,9 @@ def test_evaluation_is_checked_as_it_is_chosen(folder: Folder, capsys: pytest.Ca
     out = capsys.readouterr().out
     assert "eval.sets: left out are the evaluation sets other" in out and "data.eval.other" not in out
     assert "eval.limit: only the first 1 usable" in out and "; 2 more are left out" in out
-    assert asked_by_the_run(folder) == {"train": ["1"], "held": ["1"]}
+    assert used_by_the_run(folder) == {"train": ["1"], "held": ["1"]}
     code, found = folder.check((), (), data=data)
-    assert code == 1 and {reason: len(places) for reason, places in found.items()} == {
+    assert code == 1 and {reason: len(where) for reason, where in found.items()} == {
         "media_trained_on": 2,
         "missing_field": 1,
     }
@@ -112,11 +112,11 @@ def test_what_a_run_reads_beyond_its_limit(folder: Folder, capsys: pytest.Captur
 
 
 def test_the_sets_of_data_are_its_own(folder: Folder) -> None:
-    """A file in the place of the sets is checked whole, whatever the configuration limits or leaves out."""
+    """A file given instead of the sets is checked whole, whatever the configuration limits or leaves out."""
     folder.check([record(1), about(3, "no.mov"), about(2, "no.mov")], [record(1)], data={"limit": 1})
     words = [str(folder.path / "train.jsonl"), str(folder.path / "run.yaml"), "data.mixture={lamps: 0}", "eval.limit=1"]
     assert cli.main(["check", *words, "--out", str(folder.path / "out")]) == 1
-    assert [len(places) for places in folder.found().values()] == [2]
+    assert [len(where) for where in folder.found().values()] == [2]
 
 
 def test_one_of_the_sets_has_its_media_where_they_are(folder: Folder) -> None:

@@ -14,8 +14,8 @@ RECORD: dict[str, Any] = {"problem_id": 1, "problem": "Which?", "data_type": "te
 BACTERIA = ["E. coli", "S. aureus", "B. subtilis"]
 
 
-def read(options: list[str], gold: str) -> str:
-    """The text of the option that the gold answer means, or why nobody can know."""
+def meaning(options: list[str], gold: str) -> str:
+    """The text of the option that the gold answer means, or why it is ambiguous."""
     try:
         sample = parse_record(RECORD | {"options": options, "solution": f"<answer>{gold}</answer>"})
     except SampleError as fault:
@@ -31,29 +31,23 @@ def read(options: list[str], gold: str) -> str:
         (["A. x", "B. y", "C. z"], "C", "z"),
         (["A. .5", "B. 5.", "C. (x)"], "A", ".5"),
         (["A.x", "B.y"], "B", "y"),
-        (["A: 1", "B: 2"], "B", "2"),
         (["A. A.M.", "B. P.M."], "A", "A.M."),
         (BACTERIA, "A", "E. coli"),
         (BACTERIA, "B", "S. aureus"),  # not "B. subtilis"
         (BACTERIA, "B. subtilis", "B. subtilis"),
         (BACTERIA, "E", "refused: answer_not_in_options"),
         (["E. coli", "yeast"], "A", "E. coli"),
-        (["A.M.", "P.M."], "A", "A.M."),
-        (["D.C.", "A.C."], "A", "D.C."),
         (["D.C.", "A.C."], "A.C.", "A.C."),
         (["P: 3", "B: 4", "A: 7"], "A", "P: 3"),
         (["I. x", "V. y", "X. z"], "I", "refused: answer_not_in_options"),
-        (["A. Lincoln", "G. Washington"], "B", "G. Washington"),
         (["a. x", "b. y"], "B", "b. y"),
         (["D. w", "A. x", "B. y", "C. z"], "D", "w"),
         (["1. x", "2. y"], "B", "2. y"),
         # Letters with one lost, twice, or in another order, perhaps: "B" may be the second one or the one called so.
         (["A. x", "C. y", "D. z"], "C", "refused: bad_options"),
         (["B. x", "C. y", "D. z"], "C", "refused: bad_options"),
-        (["B. Smith", "A. Jones", "C. Brown"], "A", "refused: bad_options"),
         (["B. x", "A. y"], "A", "refused: bad_options"),
         (["A. x", "A. y"], "A", "refused: bad_options"),
-        (["A. x", "y"], "A", "refused: bad_options"),
         (["A. red", "or crimson", "B. blue"], "B", "refused: bad_options"),
         (["x", "B. y"], "B", "refused: bad_options"),
         (["D. w", "A. x", "B. y", "B. z"], "D", "refused: bad_options"),
@@ -61,8 +55,6 @@ def read(options: list[str], gold: str) -> str:
         (["A. x", "B. y", "D. z"], "z", "z"),
         (["A. x", "B. y", "D. z"], "D. z", "z"),
         (["A. x", "B. y", "D. z"], "(D) z", "z"),
-        (["A. x", "B. y", "C. z", "E. w"], "w", "w"),
-        (["A. x", "C. y", "D. z"], "y", "y"),
         (["A. x", "B. y", "D. z"], "B", "refused: bad_options"),
         (["A. x", "B. y", "D. z"], "D", "refused: bad_options"),
         (["A. x", "B. y", "D. z"], "C. z", "refused: bad_options"),
@@ -72,25 +64,21 @@ def read(options: list[str], gold: str) -> str:
         (["A. x", "B. y C. z", "D. w"], "w", "refused: bad_options"),
         (["A. x", "B. D", "D. z"], "z", "refused: bad_options"),
         (["A. x", "B. y", "D. A"], "A", "refused: bad_options"),
-        (["B. x", "C. y", "D. z"], "z", "refused: bad_options"),
         (["A. x", "B. y", "B. z"], "z", "refused: bad_options"),
-        (["B. x", "A. y"], "y", "refused: bad_options"),
         # Letters that run together with their texts.
         (["A.U.S. Army", "B.NATO", "C.UN"], "A", "U.S. Army"),
         (["A.U.S. Army", "B.NATO", "C.UN"], "U.S. Army", "U.S. Army"),
         (["A.U.S. Army", "B.NATO", "C.UN"], "A.U.S. Army", "U.S. Army"),
         (["A.U.S. Army", "B.NATO", "C.UN"], "A. U.S. Army", "U.S. Army"),
-        (["A.U.S. Army", "B.NATO", "C.UN"], "C.UN", "UN"),
         (["A.U.S. Army", "B.NATO", "C.UN"], "B.U.S. Army", "refused: answer_not_in_options"),
         (["A. NATO", "B.U.S. Army", "(C) UN"], "B", "U.S. Army"),
         (["A.D.", "B.C."], "B", "B.C."),
-        (["A.D.", "B.C."], "A.D.", "A.D."),
         (["A.U.S. Army", "C.NATO", "D.UN"], "A", "refused: bad_options"),
         (["B.U.S. Army", "A.NATO"], "A", "refused: bad_options"),
     ],
 )
 def test_which_option_a_gold_answer_means(options: list[str], gold: str, text: str) -> None:
-    assert read(options, gold) == text
+    assert meaning(options, gold) == text
 
 
 def test_the_refusal_says_what_would_do() -> None:
@@ -98,12 +86,12 @@ def test_the_refusal_says_what_would_do() -> None:
         options_of({"options": ["B. x", "A. y", "z"]})
 
 
-@pytest.mark.parametrize("kind", ["multiple select", "exact", "multiple choice"])
+@pytest.mark.parametrize("kind", ["multiple select", "multiple choice"])
 def test_no_other_answer_takes_options_with_a_gap(kind: str) -> None:
-    options = ["A. x", "B. y", "D. z"]
-    assert options_of({"options": options}, "z") == ("A. x", "B. y", "C. z")
     with pytest.raises(SampleError) as error:
-        parse_record(RECORD | {"problem_type": kind, "options": options, "solution": "<answer>A, B</answer>"})
+        parse_record(
+            RECORD | {"problem_type": kind, "options": ["A. x", "B. y", "D. z"], "solution": "<answer>A, B</answer>"}
+        )
     assert error.value.reason == "bad_options"
 
 

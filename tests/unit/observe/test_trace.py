@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
 
 
 def recorded(folder: Path, megabytes: int = 1, steps: int = 2, phases_per_step: int = 2) -> tuple[Timeline, Phases]:
-    """A time line of one rank, handed in after every step."""
+    """A time line of one rank, flushed after every step."""
     phases, timeline = Phases(), Timeline(RankLayout(), megabytes)
     phases.observers.append(timeline)
     with phases.timed("setup"):
@@ -35,7 +37,7 @@ def recorded(folder: Path, megabytes: int = 1, steps: int = 2, phases_per_step: 
             for _ in range(phases_per_step):
                 with phases.timed("train"), phases.timed("idle"):
                     pass
-            timeline.hand_in()
+            timeline.flush()
     return timeline, phases
 
 
@@ -74,7 +76,7 @@ def test_what_lies_within_a_phase_is_not_counted_twice(monkeypatch: pytest.Monke
     assert phases.seconds == phases.of_step == {"train": 8.0, "idle": 6.0, "logs": 1.0}
 
 
-def test_alone_nobody_waits() -> None:
+def test_a_single_rank_never_waits() -> None:
     alone, several = Phases(), Phases(RankLayout(0, 2))
     for phases in (alone, several):
         with phases.waiting():
@@ -88,9 +90,8 @@ def test_a_time_line_goes_on_after_a_resume(tmp_path: Path) -> None:
         timeline.close()
     slices = events_of(tmp_path / "trace.json")
     assert [event["name"] for event in slices if event["name"] in ("setup", "step")] == ["setup", "step"] * 2
-    assert [event["ts"] for event in slices if event["name"] == "step"] == sorted(
-        event["ts"] for event in slices if event["name"] == "step"
-    )
+    starts = [event["ts"] for event in slices if event["name"] == "step"]
+    assert starts == sorted(starts)
 
 
 def test_the_files_are_bounded_and_the_last_steps_stay(tmp_path: Path) -> None:
@@ -101,8 +102,7 @@ def test_the_files_are_bounded_and_the_last_steps_stay(tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in files) <= 2**20 + 2 * a_step
     before, after = ([event["args"]["step"] for event in events_of(file)] for file in files[::-1])
     assert after[-1] == 400 and before[-1] <= after[0] and min(before) > 50
-    names = json.loads(files[0].read_bytes())[0]
-    assert names["name"] == "process_name"
+    assert json.loads(files[0].read_bytes())[0]["name"] == "process_name"
 
 
 def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_none_is_written_where_none_is_wanted(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_after_an_error_what_was_not_handed_in_is_written(tmp_path: Path) -> None:
+def test_phases_before_an_error_are_written(tmp_path: Path) -> None:
     timeline, phases = recorded(tmp_path, steps=1)
     with pytest.raises(RuntimeError), timeline.step(2), phases.timed("train"):
         raise RuntimeError
@@ -151,8 +151,8 @@ def test_what_is_no_array_is_moved_aside(tmp_path: Path) -> None:
 
 def test_a_killed_writer_leaves_a_whole_array(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    for least in (1_000, 200_000, 900_000):
-        writer = ModuleProcess("tests.unit.observe.endless_array", str(path))
+    for least in (1_000, 900_000):
+        writer = ModuleProcess("tests.unit.observe.test_trace", str(path))
         while not path.exists() or path.stat().st_size < least:
             assert writer.returncode is None, writer.printed
         writer.signal(signal.SIGKILL)
@@ -176,3 +176,13 @@ def test_a_full_disk_names_the_file() -> None:
     with pytest.raises(OSError, match="/dev/full"):
         file.append([1])
     file.close()
+
+
+def append_until_killed(path: Path) -> None:
+    file = ArrayFile(path)
+    for number in itertools.count():
+        file.append([{"number": number, "text": "x" * (number % 300)}] * 3)
+
+
+if __name__ == "__main__":
+    append_until_killed(Path(sys.argv[1]))

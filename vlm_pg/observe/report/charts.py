@@ -33,25 +33,17 @@ class Curve:
 
 def make_curve(name: str, series: Series, smooth: bool = True) -> Curve:
     """Smooth a series over all of its steps (if wanted), then keep the points worth drawing."""
-    means = smoothed(series.values) if smooth else series.values
-    kept = kept_points(series.values, MAX_POINTS)
-    return Curve(
-        name,
-        tuple(series.steps[index] for index in kept),
-        tuple(series.values[index] for index in kept),
-        tuple(means[index] for index in kept),
-    )
+    # Two rolling means in a row: nearby steps weigh more, so one spike makes a bump and not a box.
+    window = window_of(len(series.values)) if smooth else 1
+    means = rolling_mean(rolling_mean(series.values, window), window)
+    drawn = drawn_points(series.values, MAX_POINTS)
+    values, smooth_values = (tuple(of[index] for index in drawn) for of in (series.values, means))
+    return Curve(name, tuple(series.steps[index] for index in drawn), values, smooth_values)
 
 
 def window_of(num_points: int) -> int:
     """Width of one rolling mean: an odd number, about a thirtieth of the run; 1 (none) below 20 points."""
     return 2 * max(1, num_points // 60) + 1 if num_points >= 20 else 1
-
-
-def smoothed(values: Sequence[float]) -> list[float]:
-    """Two rolling means in a row: nearby steps weigh more, so one spike makes a bump and not a box."""
-    window = window_of(len(values))
-    return rolling_mean(rolling_mean(values, window), window)
 
 
 def rolling_mean(values: Sequence[float], window: int) -> list[float]:
@@ -69,21 +61,21 @@ def rolling_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def kept_points(values: Sequence[float], limit: int) -> list[int]:
+def drawn_points(values: Sequence[float], limit: int) -> list[int]:
     """Indices to draw: all of them, or the smallest and largest value of each of ``limit / 2`` equal stretches.
 
-    The first and the last point are always kept, so a spike, the start and the end survive.
+    The first and the last point are always drawn, so a spike, the start and the end survive.
     """
     count = len(values)
     if count <= limit:
         return list(range(count))
-    kept = {0, count - 1}
+    chosen = {0, count - 1}
     stretches = limit // 2 - 1
     for stretch in range(stretches):
         indices = range(stretch * count // stretches, (stretch + 1) * count // stretches)
-        kept.add(min(indices, key=values.__getitem__))
-        kept.add(max(indices, key=values.__getitem__))
-    return sorted(kept)
+        chosen.add(min(indices, key=values.__getitem__))
+        chosen.add(max(indices, key=values.__getitem__))
+    return sorted(chosen)
 
 
 _TEMPLATE = Path(__file__).parent / "templates" / "chart.html"
@@ -125,12 +117,17 @@ class Frame:
 def draw_chart(chart: LineChart) -> Markup:
     """A figure with title, legend, SVG and the numbers for hovering."""
     frame, clipped = make_frame(chart)
+    steps = chart.curves[0].steps
+    ends = (
+        f"{curve.name} from {_show(curve.smooth[0], chart)} to {_show(curve.smooth[-1], chart)}"
+        for curve in chart.curves
+    )
     return render(
         _TEMPLATE,
         chart=chart,
         curves=[_lines(curve, color % NUM_COLORS, frame, chart) for color, curve in enumerate(chart.curves)],
         clipped=None if clipped is None else _show(clipped, chart),
-        words=_in_words(chart),
+        words=f"{chart.title}, steps {steps[0]} to {steps[-1]}: " + "; ".join(ends),
         hover=_hover_data(chart, frame),
         **_axes(frame, chart),
     )
@@ -228,34 +225,20 @@ def _show(value: float, chart: LineChart) -> str:
     return percent(value) if chart.as_percent else number(value)
 
 
-def _in_words(chart: LineChart) -> str:
-    ends = (
-        f"{curve.name} from {_show(curve.smooth[0], chart)} to {_show(curve.smooth[-1], chart)}"
-        for curve in chart.curves
-    )
-    first, last = chart.curves[0].steps[0], chart.curves[0].steps[-1]
-    return f"{chart.title}, steps {first} to {last}: " + "; ".join(ends)
-
-
 def _hover_data(chart: LineChart, frame: Frame) -> Markup:
     """The numbers behind the lines, as JSON that cannot end its script element."""
+
+    def short(values: Sequence[float]) -> list[float]:
+        return [float(f"{value:.4g}") for value in values]
+
     data = {
         "percent": chart.as_percent,
         "steps": [frame.step_low, frame.step_high],
         "range": [frame.low, frame.high],
         "plot": [LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM],
         "curves": [
-            {
-                "name": curve.name,
-                "steps": curve.steps,
-                "values": [_short(value) for value in curve.values],
-                "smooth": [_short(value) for value in curve.smooth],
-            }
+            {"name": curve.name, "steps": curve.steps, "values": short(curve.values), "smooth": short(curve.smooth)}
             for curve in chart.curves
         ],
     }
     return Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
@@ -140,9 +140,9 @@ def first(items: Sequence[T], count: int) -> tuple[list[T], int]:
     return list(items[:count]), max(0, len(items) - count)
 
 
-def first_entries(mapping: Mapping[K, T], count: int) -> Iterable[tuple[K, T]]:
+def first_entries(mapping: Mapping[K, T], count: int) -> list[tuple[K, T]]:
     """The first ``count`` entries of a mapping."""
-    return islice(mapping.items(), count)
+    return list(islice(mapping.items(), count))
 
 
 def percent(share: float | None, decimals: int = 1) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from vlm_pg.observe.report.markup import (
 )
 from vlm_pg.observe.report.read import RunData, Series, is_step, read_run
 from vlm_pg.observe.report.rollouts import rollouts_view
-from vlm_pg.observe.report.timeline import PHASES, color_of, name_of, timeline_view
+from vlm_pg.observe.report.timeline import in_order, phase_style, timeline_view
 from vlm_pg.observe.text import one_line
 
 _TEMPLATE = Path(__file__).parent / "templates" / "run.html"
@@ -47,80 +48,67 @@ def write_report(run_dir: Path) -> Path:
     Reads nothing outside the folder; works for a run in progress. Raises ConfigError when it is no run's folder.
     """
     run = read_run(Path(run_dir))
+    done, planned = run.metrics.last_step, dict_at(run.config, "training").get("steps")
+    bad_counts, more_reasons = first(list(run.bad_counts.items()), _MAX_REASONS)
+    bad_samples = [(reason, count, run.bad_samples.get(reason, {})) for reason, count in bad_counts]
     return write_page(
         run.folder.report,
         _TEMPLATE,
         dict_at(run.config, "run").get("name") or run.folder.path.resolve().name,
         scripts=[HOVER_SCRIPT],
-        tiles=[_accuracy_tile(run), _reward_tile(run), _sharing_tile(run), _time_tile(run)],
+        tiles=_tiles(run),
         nav=[(name.split()[0].lower(), name) for name in _SECTIONS],
         run=run,
         finished=run.summary.get("finished") is True,
         model=dict_at(run.config, "model").get("path") or "model unknown",
         data=dict_at(run.config, "data").get("train") or "data unknown",
-        steps=_steps_text(run),
+        steps=f"step {done:,} of {planned:,}" if is_step(planned) and planned > done else f"{done:,} steps",
         accuracy=accuracy_view(run),
         curves=curves_view(run),
         rollouts=rollouts_view(run),
         sharing=sharing_view(run),
         time=time_view(run),
         timeline=timeline_view(run),
-        bad=bad_samples_view(run),
-        versions=list(first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS)),
-        eval_files=list(first_entries(run.eval_files, _MAX_FILES)),
+        bad={"rows": bad_samples, "more": more_reasons},
+        versions=first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS),
+        eval_files=first_entries(run.eval_files, _MAX_FILES),
         config=run.config_text and shown(run.config_text, _MAX_CONFIG_CHARACTERS),
     )
 
 
-def _steps_text(run: RunData) -> str:
-    done = run.metrics.last_step
-    planned = dict_at(run.config, "training").get("steps")
-    if is_step(planned) and planned > done:
-        return f"step {done:,} of {planned:,}"
-    return f"{done:,} steps"
-
-
-def _accuracy_tile(run: RunData) -> dict[str, str | None]:
+def _tiles(run: RunData) -> list[dict[str, Any]]:
+    """Key numbers: accuracy, reward, tokens saved, duration."""
     before, after = (dict_at(run.summary, f"eval_{phase}") for phase in ("before", "after"))
-    start, end = (number_or_none(before.get("accuracy")), number_or_none(after.get("accuracy")))
+    start, end = (number_or_none(entry.get("accuracy")) for entry in (before, after))
     if end is None:
         note = "evaluation after training is still to come" if start is not None else "not evaluated yet"
-        return tile("accuracy", percent(start), note)
-    count = Markup(f"{after['n']:,} questions" if is_step(after.get("n")) else "")
-    if count and after.get("headline_set"):
-        count += Markup(" ({})").format(shown(after["headline_set"]))
-    if start is None:
-        return tile("accuracy", percent(end), count)
-    change = f"{100 * (end - start):+.1f} points".replace("-", "−")
-    return tile("accuracy", percent(end), Markup("{} on ").format(change) + count if count else change, percent(start))
-
-
-def _reward_tile(run: RunData) -> dict[str, str | None]:
-    series = run.metrics.of("train").get("reward")
-    if series is None:
-        return tile("reward", "–", "no step yet")
-    width = max(1, window_of(len(series.values)))
-    start, end = (sum(part) / len(part) for part in (series.values[:width], series.values[-width:]))
-    note = f"means of first and last {width:,} steps" if width > 1 else "first and last step"
-    return tile("reward", f"{end:.2f}", note, f"{start:.2f}")
-
-
-def _sharing_tile(run: RunData) -> dict[str, str | None]:
-    title, totals = "tokens saved by sharing", sharing_totals(run)
-    if totals is None:
-        return tile(title, "–", "not counted yet")
-    computed, repeated = totals
-    return tile(title, percent(1 - computed / repeated), f"{repeated - computed:,} of {repeated:,}")
-
-
-def _time_tile(run: RunData) -> dict[str, str | None]:
-    seconds = number_or_none(dict_at(run.summary, "seconds").get("total"))
-    note = "whole run"
+        tiles = [tile("accuracy", percent(start), note)]
+    else:
+        words = Markup(f"{after['n']:,} questions" if is_step(after.get("n")) else "")
+        if words and after.get("headline_set"):
+            words += Markup(" ({})").format(shown(after["headline_set"]))
+        if start is not None:
+            change = f"{100 * (end - start):+.1f} points".replace("-", "−")
+            words = Markup("{} on ").format(change) + words if words else Markup(change)
+        tiles = [tile("accuracy", percent(end), words, None if start is None else percent(start))]
+    rewards = run.metrics.of("train").get("reward", Series()).values
+    if rewards:
+        width = window_of(len(rewards))
+        first_mean, last_mean = (sum(part) / len(part) for part in (rewards[:width], rewards[-width:]))
+        note = f"means of first and last {width:,} steps" if width > 1 else "first and last step"
+        tiles.append(tile("reward", f"{last_mean:.2f}", note, f"{first_mean:.2f}"))
+    else:
+        tiles.append(tile("reward", "–", "no step yet"))
+    computed, repeated = sharing_totals(run) or (0, 0)
+    share = percent(1 - computed / repeated) if repeated else "–"
+    note = f"{repeated - computed:,} of {repeated:,}" if repeated else "not counted yet"
+    tiles.append(tile("tokens saved by sharing", share, note))
+    seconds, note = number_or_none(dict_at(run.summary, "seconds").get("total")), "whole run"
     if seconds is None and run.metrics.first_seconds is not None and run.metrics.last_seconds is not None:
-        seconds, note = (run.metrics.last_seconds - run.metrics.first_seconds, "from first to last step so far")
+        seconds, note = run.metrics.last_seconds - run.metrics.first_seconds, "from first to last step so far"
     kernel = run.summary.get("attention_kernel")
-    words = Markup("{} · {} attention").format(note, shown(kernel)) if kernel else note
-    return tile("duration", duration(seconds), words)
+    words = Markup("{} · {} attention").format(note, shown(kernel)) if kernel else Markup("{}").format(note)
+    return [*tiles, tile("duration", duration(seconds), words)]
 
 
 def accuracy_view(run: RunData) -> dict[str, Any]:
@@ -219,24 +207,21 @@ def saved_share(metrics: Mapping[str, Series]) -> Series | None:
     """1 - tokens computed / tokens with the prefix repeated, for the steps that counted both."""
     if "tokens_computed" not in metrics or "tokens_repeated" not in metrics:
         return None
-    computed = dict(zip(metrics["tokens_computed"].steps, metrics["tokens_computed"].values, strict=True))
-    saved = Series()
-    for step, repeated in zip(metrics["tokens_repeated"].steps, metrics["tokens_repeated"].values, strict=True):
-        if step in computed and repeated > 0:
-            saved.steps.append(step)
-            saved.values.append(1 - computed[step] / repeated)
-    return saved if saved.steps else None
+    both = metrics["tokens_computed"], metrics["tokens_repeated"]
+    computed, repeated = (dict(zip(series.steps, series.values, strict=True)) for series in both)
+    saved = {step: 1 - computed[step] / number for step, number in repeated.items() if step in computed and number > 0}
+    return Series(array("q", saved), array("d", saved.values())) if saved else None
 
 
 def _phase_charts(run: RunData) -> list[LineChart]:
     """Metrics of other phases (an evaluation now and then) that changed over at least two steps."""
-    found = []
-    for phase in sorted(set(run.metrics.phases) - {"train"}):
-        for key, series in sorted(run.metrics.of(phase).items()):
-            if len(series.steps) > 1:
-                name = one_line(f"{phase}: {key}", _MAX_NAME_CHARACTERS)
-                found.append(LineChart(name, "", (make_curve(name, series),)))
-    return found[:_MAX_OTHER_CHARTS]
+    named = [
+        (one_line(f"{phase}: {key}", _MAX_NAME_CHARACTERS), series)
+        for phase in sorted(set(run.metrics.phases) - {"train"})
+        for key, series in sorted(run.metrics.of(phase).items())
+        if len(series.steps) > 1
+    ]
+    return [LineChart(name, "", (make_curve(name, series),)) for name, series in named[:_MAX_OTHER_CHARTS]]
 
 
 def time_view(run: RunData) -> dict[str, Any]:
@@ -246,12 +231,11 @@ def time_view(run: RunData) -> dict[str, Any]:
     if not seconds:
         reason = run.missing.get("summary.json", "summary.json holds no seconds per phase yet.")
         return {"parts": [], "missing": reason, "total": None}
-    names = [name for name in PHASES if name in seconds] + sorted(set(seconds) - set(PHASES))
     total = max(stated.get("total") or 0.0, sum(seconds.values()))
-    parts = [(name_of(name), color_of(name), seconds[name]) for name in names]
+    parts = [(*phase_style(name), seconds[name]) for name in in_order(set(seconds))]
     unaccounted = total - sum(seconds.values())
     if unaccounted > 0.005 * total:
-        parts.append(("everything else", color_of(""), unaccounted))
+        parts.append(("everything else", phase_style("")[1], unaccounted))
     total = total or 1.0
     return {"parts": [(name, color, value, value / total) for name, color, value in parts], "total": total}
 
@@ -274,19 +258,6 @@ def sharing_view(run: RunData) -> dict[str, Any] | None:
     if totals is None:
         return None
     computed, repeated = totals
-    return {
-        "ratio": repeated / computed,
-        "share": computed / repeated,
-        "widest": max(computed, repeated),
-        "rows": (
-            ("prefix repeated", "once per rollout", "before", repeated),
-            ("prefix shared", "once per group, as here", "after", computed),
-        ),
-        "kernel": run.summary.get("attention_kernel"),
-    }
-
-
-def bad_samples_view(run: RunData) -> dict[str, Any]:
-    """(reason, count, example) of samples that could not be used, and how many more reasons there are."""
-    reasons, more = first(list(run.bad_counts.items()), _MAX_REASONS)
-    return {"rows": [(reason, count, run.bad_samples.get(reason, {})) for reason, count in reasons], "more": more}
+    bars = [("prefix repeated", "once per rollout", "before", repeated)]
+    bars.append(("prefix shared", "once per group, as here", "after", computed))
+    return {"computed": computed, "repeated": repeated, "bars": bars, "kernel": run.summary.get("attention_kernel")}

@@ -21,7 +21,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.files import parse_json_line
 from vlm_pg.metrics import RESERVED_KEYS
 from vlm_pg.observe.logs import Drawn, read_drawn
-from vlm_pg.observe.report.markup import number_or_none
+from vlm_pg.observe.report.markup import dict_at, number_or_none
 from vlm_pg.observe.run_folder import RunFolder
 
 # Beyond any run: a larger number is in a damaged line.
@@ -62,7 +62,7 @@ class Metrics:
         step = record.get("step")
         if not is_step(step):
             return int("step" in record)
-        odd = 0
+        num_odd = 0
         phase = self.phases.setdefault(str(record.get("phase", "train")), {})
         seconds = number_or_none(record.get("time"))
         if seconds is not None:
@@ -75,12 +75,12 @@ class Metrics:
                 continue
             number = number_or_none(value)
             if number is None:
-                odd += 1
-                continue
-            series = phase.setdefault(key, Series())
-            series.steps.append(step)
-            series.values.append(number)
-        return odd
+                num_odd += 1
+            else:
+                series = phase.setdefault(key, Series())
+                series.steps.append(step)
+                series.values.append(number)
+        return num_odd
 
 
 @dataclass
@@ -117,24 +117,30 @@ def read_run(path: Path) -> RunData:
     run = RunData(folder)
     with _readable(run, folder.config, "is not there: the run's settings are unknown."):
         run.config_text = folder.config.read_text("utf-8", errors="replace")
-        config = yaml.safe_load(run.config_text)
-        run.config = config if isinstance(config, dict) else {}
+        run.config = dict_at(yaml.safe_load(run.config_text))
     with _readable(run, folder.summary, "is not there yet: it is written during the run and completed at its end."):
-        summary = json.loads(folder.summary.read_bytes())
-        run.summary = summary if isinstance(summary, dict) else {}
+        run.summary = dict_at(json.loads(folder.summary.read_bytes()))
     with _readable(run, folder.metrics, "is not there: no step has been logged."):
         for record in json_records(folder.metrics, run.damaged_lines):
             run.odd[folder.metrics.name] += run.metrics.add(record)
-        for series_of_phase in run.metrics.phases.values():
-            for series in series_of_phase.values():
-                series.sort()
+        for series in (series for of_phase in run.metrics.phases.values() for series in of_phase.values()):
+            series.sort()
         if not run.metrics.num_lines:
             run.missing[folder.metrics.name] = "metrics.jsonl is empty: no step has been logged."
     try:
         run.drawn = read_drawn(folder.curves)
     except (OSError, ValueError, RecursionError):
         run.missing["curves.json"] = "curves.json is not there or cannot be read: every metric has a chart of its own."
-    _read_bad_samples(run)
+    counts: Counter[str] = Counter()
+    if folder.bad_samples.is_file():
+        for record in json_records(folder.bad_samples, run.damaged_lines):
+            reason = str(record.get("reason", "unknown"))
+            counts[reason] += 1
+            run.bad_samples.setdefault(reason, record)
+    for reason, count in dict_at(run.summary, "bad_samples").items():
+        if isinstance(count, int):
+            counts[str(reason)] = max(count, counts[str(reason)])
+    run.bad_counts = {reason: count for reason, count in counts.most_common() if count}
     for file in sorted(folder.path.glob("eval_*.jsonl")):
         with suppress(OSError), file.open("rb") as lines:
             run.eval_files[file.name] = sum(1 for _ in lines)
@@ -171,17 +177,3 @@ def json_records(path: Path, damaged_lines: Counter[str]) -> Iterator[dict[str, 
 def is_step(value: object) -> TypeGuard[int]:
     """Whether a run can have such a step."""
     return type(value) is int and 0 <= value <= MAX_STEP
-
-
-def _read_bad_samples(run: RunData) -> None:
-    counts: Counter[str] = Counter()
-    if run.folder.bad_samples.is_file():
-        for record in json_records(run.folder.bad_samples, run.damaged_lines):
-            reason = str(record.get("reason", "unknown"))
-            counts[reason] += 1
-            run.bad_samples.setdefault(reason, record)
-    stated = run.summary.get("bad_samples")
-    for reason, count in stated.items() if isinstance(stated, dict) else ():
-        if isinstance(count, int):
-            counts[str(reason)] = max(count, counts[str(reason)])
-    run.bad_counts = {reason: count for reason, count in counts.most_common() if count}

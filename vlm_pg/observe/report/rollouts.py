@@ -25,7 +25,7 @@ _TAG = re.compile(r"(</?(?:think|answer)>)")
 
 
 @dataclass
-class Sightings:
+class LoggedQuestion:
     """The first and the last step that logged a question, and the offsets of those groups in the file (bytes)."""
 
     sample_id: str
@@ -36,57 +36,42 @@ class Sightings:
     last_offset: int
 
 
-class Encounter(NamedTuple):
+class GroupAtStep(NamedTuple):
     """The rollouts of one question at one step, in order."""
 
     step: int
     rollouts: list[dict[str, Any]]
 
 
-class Question(NamedTuple):
-    """A question in the report: its first encounter and, if it was sampled again, its last."""
+def choose_questions(path: Path, count: int) -> list[list[GroupAtStep]]:
+    """The first group, and the last if it was sampled again, of up to ``count`` questions of a file of any size.
 
-    encounters: list[Encounter]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """A record with the question's text, options, answer and picture strip."""
-        return self.encounters[0].rollouts[0]
-
-    def totals(self) -> list[float]:
-        """The rewards of all its rollouts that have one."""
-        records = [record for encounter in self.encounters for record in encounter.rollouts]
-        return [total for record in records if (total := number_or_none(record.get("total"))) is not None]
-
-
-def choose_questions(path: Path, count: int) -> list[Question]:
-    """Up to ``count`` questions of a rollouts.jsonl of any size, never chosen by how they were answered.
-
-    Questions logged at two or more steps come first, those with most steps in between ahead, taking turns between
-    categories. If there are too few, the earliest and the latest questions logged once fill up.
+    How questions were answered never decides. Those logged at two or more steps come first, those with most steps in
+    between ahead, taking turns between categories. If there are too few, the earliest and the latest questions logged
+    once fill up.
     """
-    sightings = _index(path)
+    logged = _index(path)
     repeated = sorted(
-        (sighting for sighting in sightings if sighting.last_step > sighting.first_step),
-        key=lambda sighting: sighting.first_step - sighting.last_step,
+        (question for question in logged if question.last_step > question.first_step),
+        key=lambda question: question.first_step - question.last_step,
     )
-    queues: dict[str, deque[Sightings]] = {}
-    for sighting in repeated:
-        queues.setdefault(sighting.category, deque()).append(sighting)
-    chosen: list[Sightings] = []
+    queues: dict[str, deque[LoggedQuestion]] = {}
+    for question in repeated:
+        queues.setdefault(question.category, deque()).append(question)
+    chosen: list[LoggedQuestion] = []
     while len(chosen) < min(count, len(repeated)):
         chosen += [queue.popleft() for queue in queues.values() if queue]
     chosen = chosen[:count]
-    once = [sighting for sighting in sightings if sighting.last_step == sighting.first_step]
+    once = [question for question in logged if question.last_step == question.first_step]
     needed = count - len(chosen)
     early, late = once[: (needed + 1) // 2], once[(needed + 1) // 2 :]
     chosen += early + late[max(0, len(late) - needed // 2) :]
-    return [_load(path, sighting) for sighting in chosen]
+    return [_load(path, question) for question in chosen]
 
 
-def _index(path: Path) -> list[Sightings]:
-    """First and last sighting of every question that training logged, in order of the first: one pass, no texts."""
-    found: dict[str, Sightings] = {}
+def _index(path: Path) -> list[LoggedQuestion]:
+    """Every question that training logged, in order of the first step: one pass, no texts."""
+    found: dict[str, LoggedQuestion] = {}
     offset = 0
     with path.open("rb") as file:
         for line in file:
@@ -95,56 +80,57 @@ def _index(path: Path) -> list[Sightings]:
             if record is None or record.get("phase", "train") != "train" or not is_step(record.get("step")):
                 continue
             sample_id, step = str(record.get("sample_id")), record["step"]
-            sighting = found.get(sample_id)
-            if sighting is None:
+            question = found.get(sample_id)
+            if question is None:
                 category = str(record.get("category", ""))
-                found[sample_id] = Sightings(sample_id, category, step, start, step, start)
-            elif step > sighting.last_step:
-                sighting.last_step, sighting.last_offset = step, start
+                found[sample_id] = LoggedQuestion(sample_id, category, step, start, step, start)
+            elif step > question.last_step:
+                question.last_step, question.last_offset = step, start
     return list(found.values())
 
 
-def _load(path: Path, sighting: Sightings) -> Question:
-    offsets = {sighting.first_step: sighting.first_offset, sighting.last_step: sighting.last_offset}
-    encounters = []
+def _load(path: Path, question: LoggedQuestion) -> list[GroupAtStep]:
+    offsets = {question.first_step: question.first_offset, question.last_step: question.last_offset}
+    groups = []
     with path.open("rb") as file:
         for step, offset in offsets.items():
             rollouts: list[dict[str, Any]] = []
             file.seek(offset)
             for line in file:
                 record = parse_json_line(line)
-                if record is None or str(record.get("sample_id")) != sighting.sample_id or record.get("step") != step:
+                if record is None or str(record.get("sample_id")) != question.sample_id or record.get("step") != step:
                     break
                 if rollouts and record.get("rollout") == rollouts[0].get("rollout"):
                     break  # a second group of the question in this step
                 rollouts.append(record)
                 if len(rollouts) == MAX_ROLLOUTS:
                     break
-            encounters.append(Encounter(step, rollouts))
-    return Question(encounters)
+            groups.append(GroupAtStep(step, rollouts))
+    return groups
 
 
 def rollouts_view(run: RunData) -> dict[str, Any]:
     """Cards of questions, each with its frames and its rollouts early and late in training."""
-    reason, questions = run.missing.get("rollouts.jsonl", ""), list[Question]()
+    reason, questions = run.missing.get("rollouts.jsonl", ""), list[list[GroupAtStep]]()
     if not reason:
         try:
             questions = choose_questions(run.folder.rollouts, NUM_QUESTIONS)
             reason = "" if questions else "rollouts.jsonl is empty: no rollouts have been logged."
         except OSError as error:
             reason = f"rollouts.jsonl cannot be read: {error}"
-    top = max((abs(total) for question in questions for total in question.totals()), default=1.0) or 1.0
+    records = [record for groups in questions for group in groups for record in group.rollouts]
+    top = max((abs(number_or_none(record.get("total")) or 0.0) for record in records), default=1.0) or 1.0
     lead = (
         "The same question early and late in training where it came up again; chosen by step and category, "
         "not by how it was answered."
     )
-    cards = [_card(run.folder.path, question, top) for question in questions]
+    cards = [_card(run.folder.path, groups, top) for groups in questions]
     return {"none": reason, "lead": "" if reason else lead, "cards": cards}
 
 
-def _card(run_path: Path, question: Question, top: float) -> dict[str, Any]:
+def _card(run_path: Path, groups: list[GroupAtStep], top: float) -> dict[str, Any]:
     """One question; ``top`` is the largest reward on the page, which fills a square of the group's rewards."""
-    record = question.record
+    record = groups[0].rollouts[0]
     answer, options = record.get("answer", ""), record.get("options")
     answer = answer if isinstance(answer, str) else shown(answer)
     listed, more = first(options if isinstance(options, list) else [], _MAX_OPTIONS)
@@ -158,7 +144,7 @@ def _card(run_path: Path, question: Question, top: float) -> dict[str, Any]:
         "answer": answer,
         "category": record.get("category", ""),
         "sample_id": record.get("sample_id", ""),
-        "sides": [_side(encounter, top) for encounter in question.encounters],
+        "sides": [_side(group, top) for group in groups],
     }
 
 
@@ -180,9 +166,9 @@ def _strip(run_path: Path, name: object) -> tuple[Markup | None, str | None]:
         return None, f"The picture {name} cannot be read: {error}"
 
 
-def _side(encounter: Encounter, top: float) -> dict[str, Any]:
-    """One encounter: its rewards, and its rollouts with the best and the worst (the first of equals) ahead."""
-    totals = [number_or_none(record.get("total")) for record in encounter.rollouts]
+def _side(group: GroupAtStep, top: float) -> dict[str, Any]:
+    """One group: its rewards, and its rollouts with the best and the worst (the first of equals) ahead."""
+    totals = [number_or_none(record.get("total")) for record in group.rollouts]
     valued = [(index, total) for index, total in enumerate(totals) if total is not None]
     ahead = list(range(min(2, len(totals))))
     if valued:
@@ -190,11 +176,11 @@ def _side(encounter: Encounter, top: float) -> dict[str, Any]:
         ahead = [best[0], worst[0]] if best[1] != worst[1] else [index for index, _ in valued[:2]]
     rest = [index for index in range(len(totals)) if index not in ahead]
     return {
-        "step": encounter.step,
+        "step": group.step,
         "dots": [(format(100 * min(max((total or 0.0) / top, 0.0), 1.0), ".0f"), total) for total in totals],
         "mean": f"mean reward {sum(t for _, t in valued) / len(valued):.2f}" if valued else "no reward value",
-        "shown": [_response(encounter.rollouts[index]) for index in ahead],
-        "rest": [_response(encounter.rollouts[index]) for index in rest],
+        "shown": [_response(group.rollouts[index]) for index in ahead],
+        "rest": [_response(group.rollouts[index]) for index in rest],
     }
 
 

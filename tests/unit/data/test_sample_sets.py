@@ -1,4 +1,4 @@
-"""Shards of prepared sets: what is written is read back, at random and from the beginning, whole or refused."""
+"""Prepared sets are read back whole or refused; several sets are one sequence with ids of their own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,24 @@ import datasets
 import numpy as np
 import pyarrow.parquet
 import pytest
+from pydantic import ValidationError
 
 from tests.support.data_sets import write_shards
 from vlm_pg.data import prepared, sample_sets
+from vlm_pg.data.order import Mixture, order_of
 from vlm_pg.data.prepared import ShardWriter, to_row
-from vlm_pg.data.records import read_records, write_records
-from vlm_pg.data.sample_sets import PreparedRecords, any_media, open_records, sources_of
+from vlm_pg.data.records import line_of_record, read_records, write_records
+from vlm_pg.data.sample_sets import (
+    PreparedRecords,
+    SeveralSets,
+    any_media,
+    first_of_each,
+    open_records,
+    open_training,
+    refuse_empty,
+    sources_of,
+)
+from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.types import ANSWER_KINDS, MediaRef, Sample
 
@@ -51,7 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "GROUP_ROWS", 8)
 
 
-@pytest.mark.parametrize("count", [1, 8, 39, 40, 41, 100])
+@pytest.mark.parametrize("count", [1, 40, 100])
 def test_records_come_back_as_they_were(tmp_path: Path, count: int) -> None:
     samples = make_samples(count)
     files = write_shards(tmp_path, "train", samples)
@@ -60,8 +72,8 @@ def test_records_come_back_as_they_were(tmp_path: Path, count: int) -> None:
     opened, bad = open_records(path)
     assert isinstance(opened, PreparedRecords) and not bad
     assert list(opened) == samples == read_records(path)[0]
-    places = random.Random(0).choices(range(-count, count), k=50)
-    assert [opened[place] for place in places] == [samples[place] for place in places]
+    positions = random.Random(0).choices(range(-count, count), k=50)
+    assert [opened[position] for position in positions] == [samples[position] for position in positions]
     for part in (slice(3), slice(2, 30), slice(None, None, 7), slice(0, 0)):
         assert list(opened[part]) == samples[part]
     with pytest.raises(IndexError):
@@ -73,19 +85,13 @@ def test_columns_are_read_without_records(tmp_path: Path, monkeypatch: pytest.Mo
     write_shards(tmp_path, "train", samples)
     opened, _ = open_records(Path(f"{tmp_path}:train"))
     monkeypatch.setattr(sample_sets, "parse_record", None)
-    names, places = sources_of(opened)
-    assert names == ["clevrer", "nextqa", "star"] and [names[place] for place in places] == [s.source for s in samples]
+    names, positions = sources_of(opened)
+    assert names == ["clevrer", "nextqa", "star"] and [names[position] for position in positions] == [
+        s.source for s in samples
+    ]
     few, listed = sources_of(opened[:50]), sources_of(samples[:50])
     assert few[0] == listed[0] and np.array_equal(few[1], listed[1])
     assert any_media(opened) and not any_media(opened[:1]) and any_media(opened[:2])
-
-
-def test_the_same_records_are_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_shards(tmp_path / name, "train", make_samples(100))
-    for path in sorted((tmp_path / "a").iterdir()):
-        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
 
 
 def test_datasets_reads_them(tmp_path: Path) -> None:
@@ -99,15 +105,15 @@ def test_datasets_reads_them(tmp_path: Path) -> None:
 
 
 def test_few_groups_stay_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_sets, "_GROUPS_HELD", 2)
+    monkeypatch.setattr(sample_sets, "_CACHED_GROUPS", 2)
     write_shards(tmp_path, "train", make_samples(100))
     opened, _ = open_records(Path(f"{tmp_path}:train"))
     reads: list[Any] = []
     read = sample_sets._read_group
     monkeypatch.setattr(sample_sets, "_read_group", lambda *group: reads.append(group) or read(*group))
-    for place in (0, 7, 8, 3, 99, 8):
-        opened[place]
-    assert len(reads) == 4 and len(opened._held) == 2  # type: ignore[attr-defined]
+    for position in (0, 7, 8, 3, 99, 8):
+        opened[position]
+    assert len(reads) == 4 and len(opened._cached) == 2  # type: ignore[attr-defined]
 
 
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:
@@ -124,7 +130,7 @@ def test_other_files_are_read_at_once(tmp_path: Path) -> None:
     assert open_records(tmp_path / "b.parquet") == (samples, [])
 
 
-@pytest.mark.parametrize("later", [4, "x", None])
+@pytest.mark.parametrize("later", [4, None])
 def test_another_version_is_refused(tmp_path: Path, later: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "SCHEMA_VERSION", later)
     prepared.schema.cache_clear()
@@ -156,15 +162,15 @@ def test_damage_is_noticed_where_it_is_read(tmp_path: Path) -> None:
     whole = path.read_bytes()
     chance = random.Random(0)
     refused = 0
-    for _ in range(60):
-        place = chance.randrange(len(whole))
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+    for _ in range(30):
+        position = chance.randrange(len(whole))
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0xFF]) + whole[position + 1 :])
         try:
             opened, bad = open_records(path)
             assert list(opened) == samples and not bad
         except ConfigError:
             refused += 1
-    assert refused > 30
+    assert refused > 15
 
 
 def test_a_path_that_is_no_text_cannot_be_held(tmp_path: Path) -> None:
@@ -178,11 +184,11 @@ def early(folder: Path, samples: list[Sample]) -> None:
     files = write_shards(folder, "train", samples)
     for name in files:
         with pyarrow.parquet.ParquetFile(folder / name) as shard:
-            told = shard.schema_arrow.metadata  # the file's own is not in it
-            groups = [shard.read_row_group(place) for place in range(shard.num_row_groups)]
-        with pyarrow.parquet.ParquetWriter(folder / name, groups[0].schema.with_metadata(told)) as writer:
+            metadata = shard.schema_arrow.metadata  # the file's own is not in it
+            groups = [shard.read_row_group(position) for position in range(shard.num_row_groups)]
+        with pyarrow.parquet.ParquetWriter(folder / name, groups[0].schema.with_metadata(metadata)) as writer:
             for group in groups:
-                writer.write_table(group.replace_schema_metadata(told))
+                writer.write_table(group.replace_schema_metadata(metadata))
     (folder / "manifest.json").write_text(json.dumps({"fingerprint": "x", "arguments": {}, "files": files}))
 
 
@@ -213,7 +219,7 @@ def test_an_early_shard_has_the_rows_that_the_manifest_tells(tmp_path: Path) -> 
         open_records(Path(f"{tmp_path}:train"))
 
 
-@pytest.mark.parametrize(("start", "stop", "times"), [(0, 40, 2), (0, 10, 1), (5, 5, 1)])
+@pytest.mark.parametrize(("start", "stop", "times"), [(0, 40, 2), (5, 5, 1)])
 def test_a_shard_whose_rows_were_changed_is_read_like_any_file(
     tmp_path: Path, start: int, stop: int, times: int
 ) -> None:
@@ -232,3 +238,92 @@ def test_a_shard_whose_rows_were_changed_is_read_like_any_file(
     opened, bad = open_records(tmp_path / "changed.parquet")
     assert opened == samples[start:stop]
     assert [one.reason for one in bad] == ["duplicate_id"] * (40 if times == 2 else 0)
+
+
+# ---- several sets as one ----
+
+
+def sample(name: str, source: str, media: tuple[MediaRef, ...] = ()) -> Sample:
+    return Sample(name, f"Question {name}?", media, (), "5", "numerical", source, source)
+
+
+TEXTS = [sample(str(position), "gsm8k" if position % 2 else "math") for position in range(5)]
+CLIPS = [sample(str(position), "star", (MediaRef("video", f"{position}.mp4"),)) for position in range(3)]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataSettings:
+    """A file of texts and a prepared folder of clips; ids of both are 0, 1, ..."""
+    (tmp_path / "texts.jsonl").write_bytes(b"".join(map(line_of_record, TEXTS)))
+    (tmp_path / "clips").mkdir()
+    write_shards(tmp_path / "clips", "train", CLIPS)
+    return DataSettings(train={"words": tmp_path / "texts.jsonl", "clips": Path(f"{tmp_path}/clips:train")})
+
+
+def test_sets_follow_each_other_by_name_with_ids_of_their_own(data: DataSettings) -> None:
+    samples, bad = open_training(data)
+    expected = [f"clips/{position}" for position in range(3)] + [f"words/{position}" for position in range(5)]
+    assert not bad and [one.sample_id for one in samples] == expected
+    assert [samples[position].sample_id for position in range(len(samples))] == expected
+    assert [one.sample_id for one in samples[2:5]] == expected[2:5] and samples[-1].sample_id == "words/4"
+    assert [one.dataset for one in samples] == ["clips"] * 3 + ["words"] * 5
+    assert samples[0].media == CLIPS[0].media and samples[7].question == TEXTS[4].question
+    with pytest.raises(IndexError):
+        samples[8]
+    reordered = DataSettings(train=dict(reversed(data.train_sets.items())))
+    assert list(open_training(reordered)[0]) == list(samples)
+
+
+def test_a_limit_is_of_each_set(data: DataSettings) -> None:
+    few = first_of_each(open_training(data)[0], 2)
+    assert [one.sample_id for one in few] == ["clips/0", "clips/1", "words/0", "words/1"]
+    assert len(first_of_each(open_training(data)[0], None)) == 8
+    assert first_of_each(TEXTS, 2) == TEXTS[:2]
+
+
+def test_sets_are_the_sources(data: DataSettings) -> None:
+    samples, _ = open_training(data)
+    names, positions = sources_of(samples)
+    assert names == ["clips", "words"] and positions.tolist() == [0] * 3 + [1] * 5 and positions.dtype == np.int32
+    assert any_media(samples) and not any_media(SeveralSets({"words": TEXTS}))
+    mixed = order_of(samples, {"clips": 1, "words": 0})
+    assert isinstance(mixed, Mixture) and {mixed.index_at(position, 0, True) for position in range(99)} == {0, 1, 2}
+    with pytest.raises(ConfigError, match=r"data\.mixture has a weight for star"):
+        order_of(samples, {"star": 1})
+
+
+def test_bad_records_name_their_set(data: DataSettings, tmp_path: Path) -> None:
+    with (tmp_path / "texts.jsonl").open("ab") as file:
+        file.write(line_of_record(sample("0", "math")).replace(b'"5"', b'"many"'))
+    samples, bad = open_training(data)
+    assert len(samples) == 8 and [one.sample_id for one in bad] == ["words/0"] and "texts.jsonl:6" in bad[0].where
+
+
+def test_a_set_without_a_record_is_named(data: DataSettings, tmp_path: Path) -> None:
+    refuse_empty(open_training(data)[0], data, "")
+    (tmp_path / "texts.jsonl").write_bytes(b'{"no": "record"}\n')
+    with pytest.raises(ConfigError, match=r"texts.jsonl has no usable record \(look\).* set data.train.words to"):
+        refuse_empty(open_training(data)[0], data, "look")
+
+
+def test_roots_by_name() -> None:
+    sets = {"a": Path("x/a.jsonl"), "b": Path("y/b.jsonl")}
+    data = DataSettings(
+        train=sets, eval={"c": Path("z/c.jsonl")}, media_root={"b": Path("/videos"), "c": Path("/more")}
+    )
+    assert [data.root_for(path, name) for name, path in data.train_sets.items()] == [Path("x"), Path("/videos")]
+    assert data.root_for(Path("z/c.jsonl"), "c") == Path("/more") and not data.impossible()
+    for_all = DataSettings(train=sets, media_root=Path("/all"))
+    assert for_all.root_for(sets["a"], "a") == Path("/all")
+
+
+def test_names_that_fit_nothing_are_refused() -> None:
+    (wrong,) = DataSettings(train={"a": Path("a.jsonl")}, media_root={"b": Path("/videos")}).impossible()
+    assert "data.media_root names 'b'" in wrong and "those are 'a'" in wrong
+    (nameless,) = DataSettings(train=Path("a.jsonl"), media_root={"a": Path("/videos")}).impossible()
+    assert "whose sets have no names" in nameless
+    (empty,) = DataSettings(train={}).impossible()
+    assert "data.train is empty" in empty
+    for name in ("", "a/b", "a.b", "a b"):
+        with pytest.raises(ValidationError):
+            DataSettings(train={name: Path("a.jsonl")})

@@ -21,26 +21,25 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run", resume=False)
 
 
-def test_a_line_is_on_disk_at_once_and_keeps_null(folder: RunFolder) -> None:
+def test_a_line_is_on_disk_at_once_and_keeps_null_and_refuses_what_is_not_finite(folder: RunFolder) -> None:
     with MetricsLog(folder) as log:
         log.write(1, {"reward": 0.5, "kl": None, "groups_without_spread": 3})
-        line = read_lines(folder.metrics)[0]
+        (line,) = read_lines(folder.metrics)
+        for value in (float("nan"), float("-inf")):
+            message = r"'grad_norm' of step 7 is (nan|-inf).*must be finite.*lower training\."
+            with pytest.raises(VlmPgError, match=message):
+                log.write(7, {"reward": 0.5, "grad_norm": value})
+        with pytest.raises(KeyError, match="hide the line's own 'step'"):
+            log.write(1, {"step": 3.0})
     assert line.pop("time") > 1.7e9
     assert line == {"step": 1, "phase": "train", "reward": 0.5, "kl": None, "groups_without_spread": 3}
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_value_that_is_not_finite_is_refused_by_name_and_nothing_is_written(folder: RunFolder, value: float) -> None:
-    said = r"'grad_norm' of step 7 is (nan|-?inf).*must be finite.*lower training\."
-    with MetricsLog(folder) as log, pytest.raises(VlmPgError, match=said):
-        log.write(7, {"reward": 0.5, "grad_norm": value})
-    assert folder.metrics.read_bytes() == b""
+    assert len(read_lines(folder.metrics)) == 1
 
 
 def test_how_metrics_are_drawn_is_kept_over_starts_and_what_is_damaged_begins_anew(folder: RunFolder) -> None:
     first, chart = Metric("first", "s", chart=Chart("Seconds", 7, smooth=False)), Chart("Share", as_percent=True)
     with MetricsLog(folder) as log:
-        log.write(1, {first: 1.0, "said by its name alone": 2.0})
+        log.write(1, {first: 1.0, "without a declaration": 2.0})
     with MetricsLog(folder, resume_step=1) as log:
         log.write(2, {Metric("second", chart=chart): 1.0})
         log.write(3, {Metric("second", chart=chart): 1.0, Metric("third", "m"): 1.0})
@@ -53,32 +52,19 @@ def test_how_metrics_are_drawn_is_kept_over_starts_and_what_is_damaged_begins_an
     assert read_drawn(folder.curves) == {"first": Drawn("s", first.chart)}
 
 
-def test_a_metric_may_not_hide_the_step(folder: RunFolder) -> None:
-    with MetricsLog(folder) as log, pytest.raises(KeyError, match="hide the line's own 'step'"):
-        log.write(1, {"step": 3.0})
-
-
-def test_resume_removes_later_steps_so_that_none_appears_twice(tmp_path: Path) -> None:
+def test_resume_moves_later_and_damaged_lines_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_run(tmp_path / "run", steps=4)
-    with folder.metrics.open("ab") as file:
-        file.write(b'{"step": 5, "phase": "tra')  # killed in the middle of a line
-    with MetricsLog(folder, resume_step=2) as metrics:
+    folder.metrics.write_bytes(b"{broken\n" + folder.metrics.read_bytes())
+    with caplog.at_level(logging.WARNING), MetricsLog(folder, resume_step=2) as metrics:
         metrics.write(3, {"reward": 9.0})
     with RolloutsLog(folder, resume_step=2) as rollouts:
         rollouts.write(3, [make_group("again")])
     assert [(line["step"], line["reward"]) for line in read_lines(folder.metrics)] == [(1, 0.25), (2, 0.5), (3, 9.0)]
     assert [line["step"] for line in read_lines(folder.rollouts)] == [1, 1, 2, 2, 3, 3]
     assert read_lines(folder.rollouts)[-1]["sample_id"] == "again"
-
-
-def test_a_damaged_line_is_set_aside_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = make_run(tmp_path / "run", steps=2)
-    folder.metrics.write_bytes(b"{broken\n" + folder.metrics.read_bytes())
-    with caplog.at_level(logging.WARNING):
-        MetricsLog(folder, resume_step=2).close()
     assert "1 line(s) that were not JSON" in caplog.text
     assert (folder.path / "metrics.jsonl.damaged").read_bytes() == b"{broken\n"
-    assert [line["step"] for line in read_lines(folder.metrics)] == [1, 2]
+    assert [line["step"] for line in read_lines(folder.path / "metrics.jsonl.abandoned")] == [3, 4]
 
 
 def test_a_rollout_line_holds_what_a_person_needs(folder: RunFolder) -> None:
@@ -98,8 +84,8 @@ def test_a_rollout_line_holds_what_a_person_needs(folder: RunFolder) -> None:
 
 
 def test_a_reward_that_is_not_finite_is_refused(folder: RunFolder) -> None:
-    said = r"rollout 0 of sample '17' in step 3: 'total' is not a finite.*must be None"
-    with RolloutsLog(folder) as log, pytest.raises(VlmPgError, match=said):
+    message = r"rollout 0 of sample '17' in step 3: 'total' is not a finite.*must be None"
+    with RolloutsLog(folder) as log, pytest.raises(VlmPgError, match=message):
         log.write(3, [make_group(totals=(float("nan"), 0.0))])
 
 
