@@ -40,9 +40,9 @@ from vlm_pg.media.container import header_of, open_video
 from vlm_pg.media.decode_file import resize_frames
 from vlm_pg.media.frame_folder import FolderDecoder, list_frames
 from vlm_pg.media.index import index_of
-from vlm_pg.media.selection import WHOLE, Part, Timeline
+from vlm_pg.media.sampling import WHOLE, Part, Timeline
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.video_decoders import PyAVDecoder
 from vlm_pg.types import DecodedMedia, MediaKind, MediaRef
 
 WAYS = ("bare", "decoded", "first", "new", "kept")

@@ -19,8 +19,9 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.sampling import frame_indices
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder, TorchCodecDecoder
+from vlm_pg.media.video_decoders import Decoder, DecordDecoder, TorchCodecDecoder
 
 CLIPS = {clip.name: clip for clip in table()}
 USUAL = (

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
-from vlm_pg.killable.worker import ASKS, BEGUN, READY, USED_UP
+from vlm_pg.killable.worker import BEGUN, PARENT_CALL, READY, USED_UP
 from vlm_pg.processes import ONE_THREAD_NO_GPU, ended_by_alarm, has_ended, how_it_ended, kill_group, start_interpreter
 
 START_SECONDS = 300.0
@@ -189,18 +189,14 @@ class Pool:
         starter: how workers start.
         deadline_seconds: a task that takes longer is given up.
         name: of the processes in messages.
-        answer_question: handles a worker's request to its parent within a task.
+        handle_call: handles a worker's call of its parent within a task.
     """
 
     def __init__(
-        self,
-        starter: Starter,
-        deadline_seconds: float,
-        name: str,
-        answer_question: Callable[[bytes], bytes] | None = None,
+        self, starter: Starter, deadline_seconds: float, name: str, handle_call: Callable[[bytes], bytes] | None = None
     ):
         self._starter, self._deadline_seconds, self._name = starter, deadline_seconds, name
-        self._answer_question = answer_question
+        self._handle_call = handle_call
         self._times_all_ended = 0
         self.waiting: deque[Task] = deque()
         self.workers: list[Worker] = []
@@ -295,9 +291,9 @@ class Pool:
             worker.is_ready = self.has_been_ready = True
         elif kind == BEGUN:
             worker.has_begun, worker.end_by_seconds = True, time.monotonic() + self._deadline_seconds
-        elif kind == ASKS:
-            assert self._answer_question is not None
-            answer = self._answer_question(_received(worker))
+        elif kind == PARENT_CALL:
+            assert self._handle_call is not None
+            answer = self._handle_call(_received(worker))
             with suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: seen as a hang-up next
                 worker.connection.send_bytes(answer)
         else:

@@ -18,9 +18,9 @@ from typing import Literal
 
 from vlm_pg.processes import end_with_parent, outlive_signals
 
-# Messages of a worker. READY is followed by JSON (its process id, whether memory is limited), ASKS, DONE and USED_UP
-# by bytes; after USED_UP it takes no further task.
-READY, BEGUN, ASKS, DONE, USED_UP = b"ready", b"begun", b"asks", b"done", b"used up"
+# Messages of a worker. READY is followed by JSON (its process id, whether memory is limited), PARENT_CALL, DONE and
+# USED_UP by bytes; after USED_UP it takes no further task.
+READY, BEGUN, PARENT_CALL, DONE, USED_UP = b"ready", b"begun", b"parent call", b"done", b"used up"
 # The worker's own alarm comes after the parent's deadline: it matters only when the parent is late or gone.
 ALARM_FACTOR, ALARM_EXTRA_SECONDS = 1.5, 5.0
 # The kernel's limit, and the line of /proc/self/status with the current use.

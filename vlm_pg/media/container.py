@@ -82,18 +82,18 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
     container_format = judge(path)
     options = {"format_whitelist": FORMAT_WHITELIST, "protocol_whitelist": PROTOCOL_WHITELIST}
     limits = {"max_pixels": str(2 * max_pixels)} if max_pixels else {}
-    with reading("open", (av.FFmpegError,)):
+    with reading((av.FFmpegError,)):
         # Titles and names of tracks may be in any encoding; none is used.
         container = av.open(
             path.as_posix(), format=container_format, options=options | limits, metadata_errors="replace"
         )
     try:
-        with reading("open", (av.FFmpegError,)):
+        with reading((av.FFmpegError,)):
             stream = container.streams.best("video")
             if stream is None:
-                raise DecodeFailure("open", "the file has no video stream")
+                raise DecodeFailure("the file has no video stream")
             if stream.codec_context is None:
-                raise DecodeFailure("open", "its video is encrypted or in a codec that is not known")
+                raise DecodeFailure("its video is encrypted or in a codec that is not known")
             stream.codec_context.thread_count = 1
             is_strict = stream.codec_context.codec.canonical_name in STRICT_CODECS
             stream.codec_context.options = limits | (_STRICT if is_strict else {})
@@ -121,7 +121,7 @@ def read_header(path: Path) -> VideoHeader:
 
 def header_of(container: Any, stream: Any) -> VideoHeader:
     """The header of an open video."""
-    with reading("open", ()):
+    with reading(()):
         whole_seconds = (container.duration or 0) / 1_000_000
         states_streams = container.format.name not in _STATE_NO_STREAM
         stated = stream.duration if states_streams and stream.time_base else None
@@ -148,10 +148,10 @@ def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
         descriptor = os.open(path, flags if folder is None else flags | os.O_NOFOLLOW, dir_fd=folder)
         file = os.fdopen(descriptor, "rb")
     except (OSError, ValueError) as error:
-        raise DecodeFailure("open", f"it cannot be opened ({getattr(error, 'strerror', None) or error})") from error
+        raise DecodeFailure(f"it cannot be opened ({getattr(error, 'strerror', None) or error})") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise DecodeFailure("open", "it is not a regular file")
+        raise DecodeFailure("it is not a regular file")
     return file
 
 
@@ -164,7 +164,7 @@ def video_format(head: bytes) -> str:
     name = _container(head)
     if name is None:
         raise DecodeFailure(
-            "open", f"its content ({shown_head(head)}) is none of the containers that are read: {', '.join(CONTAINERS)}"
+            f"its content ({shown_head(head)}) is none of the containers that are read: {', '.join(CONTAINERS)}"
         )
     return CONTAINERS[name]
 

@@ -20,13 +20,22 @@ from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
 from vlm_pg.media.paths import shown_url
 from vlm_pg.media.remote import download
-from vlm_pg.media.sampling import check_frame_size, check_length, frames_within, too_large
-from vlm_pg.media.seeking import FrameTooLarge
-from vlm_pg.media.selection import WHOLE, Choice, Part, Timeline, choose
+from vlm_pg.media.sampling import (
+    WHOLE,
+    Choice,
+    Part,
+    Timeline,
+    check_frame_size,
+    check_length,
+    choose,
+    frames_within,
+    too_large,
+)
+from vlm_pg.media.seeking import FrameTooLarge, PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import cues_within, read_subtitles
-from vlm_pg.media.video_decoders import Decoder, DecordDecoder, PyAVDecoder, TorchCodecDecoder
-from vlm_pg.media.worker import ask
+from vlm_pg.media.video_decoders import Decoder, DecordDecoder, TorchCodecDecoder
+from vlm_pg.media.worker import call_in_parent
 from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory
@@ -218,8 +227,7 @@ def _within_budget(first: np.ndarray, choice: Choice, settings: MediaSettings, f
     count, stored = len(choice.indices), (first.shape[1], first.shape[2])
     least = count if choice.span is None else min(count, settings.fewest_frames)
     bounds = settings.min_pixels, settings.max_pixels
-    found: tuple[int, int, int] = ask(frames_within, count, least, stored, bounds, factor, settings.video_tokens)
-    return found
+    return call_in_parent(frames_within, count, least, stored, bounds, factor, settings.video_tokens)
 
 
 def _check_complete(name: str, header: VideoHeader, index: VideoIndex, settings: MediaSettings) -> None:

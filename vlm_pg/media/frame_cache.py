@@ -32,8 +32,7 @@ from vlm_pg.media.container import judge, open_regular
 from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.frame_folder import content_of_frames, folder_state, list_frames
 from vlm_pg.media.images import check_file_size, most_file_bytes
-from vlm_pg.media.sampling import MAX_ASPECT_RATIO
-from vlm_pg.media.selection import WHOLE, Part
+from vlm_pg.media.sampling import MAX_ASPECT_RATIO, WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import Cue, DecodedMedia, MediaKind
 

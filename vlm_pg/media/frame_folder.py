@@ -28,8 +28,7 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_regular
 from vlm_pg.media.images import DAMAGED, check_file_size, damaged, read_upright, stored_size
 from vlm_pg.media.paths import EXTENSIONS
-from vlm_pg.media.sampling import check_frame_size, check_length
-from vlm_pg.media.selection import Timeline
+from vlm_pg.media.sampling import Timeline, check_frame_size, check_length
 from vlm_pg.media.settings import MediaSettings
 
 _SUFFIXES = EXTENSIONS["image"]
@@ -59,13 +58,13 @@ class FrameFolder:
         finally:
             os.close(descriptor)
 
-    def frame_name(self, place: int) -> str:
+    def frame_name(self, index: int) -> str:
         """What messages call a picture."""
-        return f"{self.name}/{printable(self.names[place], 100)}"
+        return f"{self.name}/{printable(self.names[index], 100)}"
 
-    def open_frame(self, folder: int, place: int) -> BinaryIO:
+    def open_frame(self, folder: int, index: int) -> BinaryIO:
         """A picture for reading. Raises DecodeFailure for one that cannot be opened, or is a link or no file."""
-        return open_regular(Path(self.names[place]), folder)
+        return open_regular(Path(self.names[index]), folder)
 
 
 def list_frames(path: Path, name: str, fps: float, most: int) -> FrameFolder:
@@ -126,25 +125,25 @@ def content_of_frames(folder: FrameFolder, most_bytes: int) -> str:
     """
     found = hashlib.sha256()
     with folder.opened() as descriptor:
-        for place in range(len(folder.names)):
-            with folder.open_frame(descriptor, place) as file:
+        for index in range(len(folder.names)):
+            with folder.open_frame(descriptor, index) as file:
                 if os.fstat(file.fileno()).st_size > most_bytes:
-                    raise _fault(folder.name, f"holds '{folder.names[place]}' of more than {most_bytes} bytes")
+                    raise _fault(folder.name, f"holds '{folder.names[index]}' of more than {most_bytes} bytes")
                 found.update(hashlib.file_digest(file, "sha256").digest())  # type: ignore[arg-type]
     return found.hexdigest()
 
 
 def check_one_size(folder: FrameFolder, sizes: Mapping[int, tuple[int, int]]) -> None:
-    """Refuse pictures of several sizes: which one the video has would be a guess. ``sizes``: width, height by place.
+    """Refuse pictures of several sizes: which one the video has would be a guess. ``sizes``: width, height by index.
 
     Raises:
         SampleError: ``bad_frame_folder``.
     """
     first, size = next(iter(sizes.items()))
-    for place, other in sizes.items():
+    for index, other in sizes.items():
         if other != size:
             shown = (
-                f"'{folder.names[first]}' has {size[0]}x{size[1]} pixels, '{folder.names[place]}' {other[0]}x{other[1]}"
+                f"'{folder.names[first]}' has {size[0]}x{size[1]} pixels, '{folder.names[index]}' {other[0]}x{other[1]}"
             )
             raise _fault(folder.name, f"holds pictures of several sizes: {shown}")
 
@@ -225,20 +224,20 @@ def survey_folder(path: Path, name: str, settings: MediaSettings, fps: float) ->
     check_length(name, end, settings)
     sizes: dict[int, tuple[int, int]] = {}
     with folder.opened() as descriptor:
-        for place in range(len(folder.names)):
-            sizes[place] = _size(folder, descriptor, place, settings)
-            if place == 0:
+        for index in range(len(folder.names)):
+            sizes[index] = _size(folder, descriptor, index, settings)
+            if index == 0:
                 check_frame_size(name, *sizes[0], settings)
     check_one_size(folder, sizes)
-    seconds = [place / fps for place in range(len(folder.names))]
+    seconds = [index / fps for index in range(len(folder.names))]
     return folder, Timeline.of(seconds, 1 / Fraction(fps), fps, shown_until=end, clock=(0.0, end))
 
 
-def _size(folder: FrameFolder, descriptor: int, place: int, settings: MediaSettings) -> tuple[int, int]:
+def _size(folder: FrameFolder, descriptor: int, index: int, settings: MediaSettings) -> tuple[int, int]:
     """Width and height as stored."""
-    name = folder.frame_name(place)
+    name = folder.frame_name(index)
     try:
-        with folder.open_frame(descriptor, place) as file, reading("open", DAMAGED):
+        with folder.open_frame(descriptor, index) as file, reading(DAMAGED):
             check_file_size(os.fstat(file.fileno()).st_size, name, settings)
             return stored_size(file, name, settings)
     except DecodeFailure as error:
@@ -266,17 +265,17 @@ class FolderDecoder:
             SampleError: what is wrong with a picture; ``bad_frame_folder``: they are turned to several sizes.
         """
         with self._folder.opened() as descriptor:
-            pictures = {place: self._picture(descriptor, place) for place in dict.fromkeys(indices)}
-        sizes = {place: (picture.shape[1], picture.shape[0]) for place, picture in pictures.items()}
+            pictures = {index: self._picture(descriptor, index) for index in dict.fromkeys(indices)}
+        sizes = {index: (picture.shape[1], picture.shape[0]) for index, picture in pictures.items()}
         check_one_size(self._folder, dict([self._first] if self._first else []) | sizes)
         self._first = self._first or next(iter(sizes.items()))
-        return np.stack([pictures[place] for place in indices])
+        return np.stack([pictures[index] for index in indices])
 
-    def _picture(self, descriptor: int, place: int) -> np.ndarray:
+    def _picture(self, descriptor: int, index: int) -> np.ndarray:
         """uint8 [height, width, 3], upright, on white."""
-        name = self._folder.frame_name(place)
+        name = self._folder.frame_name(index)
         try:
-            with self._folder.open_frame(descriptor, place) as file, reading("decode", DAMAGED):
+            with self._folder.open_frame(descriptor, index) as file, reading(DAMAGED):
                 check_file_size(os.fstat(file.fileno()).st_size, name, self._settings)
                 return np.asarray(read_upright(file, name, self._settings, self._judge))
         except DecodeFailure as error:

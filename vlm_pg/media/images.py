@@ -23,7 +23,7 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_regular
 from vlm_pg.media.sampling import resized_size
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.worker import ask
+from vlm_pg.media.worker import call_in_parent
 from vlm_pg.types import DecodedMedia
 
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -59,7 +59,7 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
     """
     name = name or path.name
     try:
-        with open_regular(path) as file, reading("decode", DAMAGED):
+        with open_regular(path) as file, reading(DAMAGED):
             check_file_size(os.fstat(file.fileno()).st_size, name, settings)
             # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
             upright = read_upright(file, name, settings, lambda image: _new_size(image, settings, factor))
@@ -128,7 +128,7 @@ def _opened(file: BinaryIO, name: str, settings: MediaSettings) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise _too_large(name, "more pixels than Pillow opens", settings) from error
     except UnidentifiedImageError as error:  # it names the open file by a number, another one in each process
-        raise DecodeFailure("open", "its content is no image that Pillow knows") from error
+        raise DecodeFailure("its content is no image that Pillow knows") from error
     if image.width * image.height > settings.max_header_pixels:
         raise _too_large(name, f"{image.width}x{image.height} pixels", settings)
     return image
@@ -137,7 +137,7 @@ def _opened(file: BinaryIO, name: str, settings: MediaSettings) -> Image.Image:
 def _new_size(image: Image.Image, settings: MediaSettings, factor: int) -> tuple[int, int]:
     """Height and width to resize to."""
     bounds = settings.image_min_pixels, settings.image_max_pixels
-    return ask(resized_size, image.height, image.width, *bounds, factor)
+    return call_in_parent(resized_size, image.height, image.width, *bounds, factor)
 
 
 def _check_scans(file: BinaryIO) -> None:
@@ -146,7 +146,7 @@ def _check_scans(file: BinaryIO) -> None:
     if file.read(2) == b"\xff\xd8":
         file.seek(0)
         if jpeg_scans(file.read(), MAX_SCANS) > MAX_SCANS:
-            raise DecodeFailure("open", f"it has more than {MAX_SCANS} scans, which no encoder writes")
+            raise DecodeFailure(f"it has more than {MAX_SCANS} scans, which no encoder writes")
 
 
 def _check_still(image: Image.Image, name: str) -> None:
@@ -229,15 +229,15 @@ def jpeg_scans(data: bytes, most: int) -> int:
     """How many scans a JPEG has, counted up to ``most`` + 1; 0 for what is no JPEG."""
     if not data.startswith(b"\xff\xd8"):
         return 0
-    scans, place = 0, 2
+    scans, offset = 0, 2
     while scans <= most:
-        marker = _MARKER.search(data, place)
+        marker = _MARKER.search(data, offset)
         if marker is None:
             break
-        code, place = data[marker.start() + 1], marker.end()
+        code, offset = data[marker.start() + 1], marker.end()
         if code == _END_OF_IMAGE:
             break
         if code not in _ALONE:
-            place += int.from_bytes(data[place : place + 2], "big")
+            offset += int.from_bytes(data[offset : offset + 2], "big")
         scans += code == _START_OF_SCAN
     return scans

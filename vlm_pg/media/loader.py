@@ -157,7 +157,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         except SampleError as error:
             return error
         import_decoding()
-        from vlm_pg.media.selection import Part
+        from vlm_pg.media.sampling import Part
 
         call = getattr(import_module(module), function)
         args = (ref.kind, path, self._settings, self._factor, Part.of(ref), subtitles, *last)

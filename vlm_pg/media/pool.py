@@ -105,7 +105,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
                 deadline = self._deadline_seconds
                 arguments = (deadline, self._memory_bytes)
                 template = Template(self._modules, "vlm_pg.media.worker:main", arguments, deadline, self._gpu)
-                pool = Pool(template, deadline, "decoding workers", worker.answered)
+                pool = Pool(template, deadline, "decoding workers", worker.outcome_of)
                 thread = threading.Thread(target=self._serve, args=(pool,), name="vlm_pg-media-pool", daemon=True)
                 try:
                     pool.grow(self._num_workers)

@@ -9,8 +9,7 @@ from pathlib import Path
 from vlm_pg.media.decode_file import frames_to_read, opened_media, read_frames, survey_video
 from vlm_pg.media.frame_folder import content_of_frames, list_frames
 from vlm_pg.media.images import decode_image, most_file_bytes
-from vlm_pg.media.sampling import visual_tokens
-from vlm_pg.media.selection import WHOLE, Part
+from vlm_pg.media.sampling import WHOLE, Part, visual_tokens
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import cues_within
 from vlm_pg.types import Cue, MediaKind

@@ -20,7 +20,7 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import open_regular
 from vlm_pg.media.paths import url_path
 from vlm_pg.media.remote import download
-from vlm_pg.media.selection import Part, Timeline
+from vlm_pg.media.sampling import Part, Timeline
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import Cue
 
@@ -83,8 +83,8 @@ def cues_within(cues: Sequence[Cue], part: Part, timeline: Timeline) -> tuple[Cu
 
 
 def _covers_one(cue: Cue, times: Sequence[float]) -> bool:
-    place = bisect_left(times, cue.start)
-    return place < len(times) and (times[place] < cue.end or times[place] == cue.start)
+    index = bisect_left(times, cue.start)
+    return index < len(times) and (times[index] < cue.end or times[index] == cue.start)
 
 
 def _decoded(data: bytes) -> str:
@@ -154,17 +154,17 @@ def read_srt(lines: Sequence[str]) -> list[Written]:
     """
     found: list[Written] = []
     number = None
-    above: list[int] = []  # places of the lines with words since the last times
-    for place, line in enumerate(lines):
+    above: list[int] = []  # indices of the lines with words since the last times
+    for index, line in enumerate(lines):
         if times := _SRT_TIMES.fullmatch(line):
-            number = _number_above(lines, above, place, number)
+            number = _number_above(lines, above, index, number)
             _end_srt(lines, found, above[:-1])
             found.append(Written(*_milliseconds(times)))
             above = []
-        elif _meant_as_times(line, _is_number(lines, place - 1, number)):
-            _refuse(lines, place, "where times like 00:01:02,345 --> 00:01:04,000 are expected")
+        elif _meant_as_times(line, _is_number(lines, index - 1, number)):
+            _refuse(lines, index, "where times like 00:01:02,345 --> 00:01:04,000 are expected")
         elif line.strip():
-            above.append(place)
+            above.append(index)
     if not found:
         raise Fault("hold no times")
     _end_srt(lines, found, above)
@@ -187,23 +187,23 @@ def _meant_as_times(line: str, expected: bool) -> bool:
     return bool(_LONG_CLOCK.search(line)) or (len(beside) == 2 and all(map(_DIGIT.search, beside)))
 
 
-def _is_number(lines: Sequence[str], place: int, last: int | None) -> bool:
+def _is_number(lines: Sequence[str], index: int, last: int | None) -> bool:
     """Whether a line is a subtitle's number, as far as it can be told from a text such as "1984"."""
-    match = _NUMBER.fullmatch(lines[place]) if place >= 0 else None
-    return match is not None and (int(match[1]) - 1 == last or _begins(lines, place))
+    match = _NUMBER.fullmatch(lines[index]) if index >= 0 else None
+    return match is not None and (int(match[1]) - 1 == last or _begins(lines, index))
 
 
-def _begins(lines: Sequence[str], place: int) -> bool:
-    return place == 0 or not lines[place - 1].strip()
+def _begins(lines: Sequence[str], index: int) -> bool:
+    return index == 0 or not lines[index - 1].strip()
 
 
-def _number_above(lines: Sequence[str], above: Sequence[int], place: int, last: int | None) -> int:
-    """The number that the times in line ``place`` stand below. It must be told from a text such as "1984"."""
+def _number_above(lines: Sequence[str], above: Sequence[int], index: int, last: int | None) -> int:
+    """The number that the times in line ``index`` stand below. It must be told from a text such as "1984"."""
     match = _NUMBER.fullmatch(lines[above[-1]]) if above else None
     if match is None:
-        _refuse(lines, place, "without a number above")
+        _refuse(lines, index, "without a number above")
     number, at = int(match[1]), above[-1]
-    stands_alone = at + 1 == place and _begins(lines, at)
+    stands_alone = at + 1 == index and _begins(lines, at)
     if last is not None and number != last + 1 and not stands_alone:
         _refuse(lines, at, f"which may be a text or a number: {last + 1}, or an empty line before it, is expected")
     return number
@@ -212,8 +212,8 @@ def _number_above(lines: Sequence[str], above: Sequence[int], place: int, last: 
 def _end_srt(lines: Sequence[str], found: Sequence[Written], above: Sequence[int]) -> None:
     if above and not found:
         _refuse(lines, above[0], "before the first times")
-    for place in above:
-        found[-1].lines.append(lines[place])
+    for index in above:
+        found[-1].lines.append(lines[index])
 
 
 def read_vtt(lines: Sequence[str]) -> list[Written]:
@@ -231,16 +231,16 @@ def read_vtt(lines: Sequence[str]) -> list[Written]:
 
 
 def _blocks(lines: Sequence[str], start: int) -> Iterator[list[int]]:
-    """The places of each block's lines. Times stand in its first or second line; others begin the next block."""
+    """The indices of each block's lines. Times stand in its first or second line; others begin the next block."""
     block: list[int] = []
     has_times = False
-    for place in range(start, len(lines)):
-        line = lines[place]
+    for index in range(start, len(lines)):
+        line = lines[index]
         if block and (not line or ("-->" in line and (has_times or len(block) > 1))):
             yield block
             block, has_times = [], False
         if line:
-            block.append(place)
+            block.append(index)
             has_times |= "-->" in line
     if block:
         yield block
@@ -248,10 +248,10 @@ def _blocks(lines: Sequence[str], start: int) -> Iterator[list[int]]:
 
 def _cue_of(lines: Sequence[str], block: Sequence[int]) -> Written | None:
     """The subtitle of a block; None of a note, a style or a region."""
-    for count, place in enumerate(block[:2], 1):
-        if times := _VTT_TIMES.fullmatch(lines[place]):
+    for count, index in enumerate(block[:2], 1):
+        if times := _VTT_TIMES.fullmatch(lines[index]):
             _refuse_times(lines, block[count:], expected=False)
-            return Written(*_milliseconds(times), [lines[place] for place in block[count:]])
+            return Written(*_milliseconds(times), [lines[index] for index in block[count:]])
     if _VTT_BESIDE.fullmatch(lines[block[0]]):
         return None
     _refuse_times(lines, block, expected=True)
@@ -259,19 +259,19 @@ def _cue_of(lines: Sequence[str], block: Sequence[int]) -> Written | None:
 
 
 def _refuse_times(lines: Sequence[str], block: Sequence[int], expected: bool) -> None:
-    for place in block:
-        if "-->" in lines[place] or _meant_as_times(lines[place], expected):
-            _refuse(lines, place, "where times like 01:02.345 --> 01:04.000 are expected")
+    for index in block:
+        if "-->" in lines[index] or _meant_as_times(lines[index], expected):
+            _refuse(lines, index, "where times like 01:02.345 --> 01:04.000 are expected")
 
 
 def _skip_head(lines: Sequence[str]) -> int:
-    """The place of the first line behind the header."""
-    for place, line in enumerate(lines[1:], 1):
+    """The index of the first line behind the header."""
+    for index, line in enumerate(lines[1:], 1):
         if not line or "-->" in line:
-            return place
+            return index
         if _VTT_MAP.match(line) and not _moves_nothing(line):
             why = "which moves all times to the clock of a stream; delete it if they count from the video's beginning"
-            _refuse(lines, place, why)
+            _refuse(lines, index, why)
     return len(lines)
 
 
@@ -293,8 +293,8 @@ def _total(hours: int, minutes: int, seconds: int, milliseconds: int) -> int:
     return ((hours * 60 + minutes) * 60 + seconds) * 1000 + milliseconds
 
 
-def _refuse(lines: Sequence[str], place: int, why: str) -> NoReturn:
-    raise Fault(f"have '{lines[place].strip()[:60]}' in line {place + 1}, {why}")
+def _refuse(lines: Sequence[str], index: int, why: str) -> NoReturn:
+    raise Fault(f"have '{lines[index].strip()[:60]}' in line {index + 1}, {why}")
 
 
 # SubRip has five tags, players know line breaks too; "<laughs>" and "a <b and c> d" are words.

@@ -33,8 +33,8 @@ from vlm_pg.media.coded_pictures import Mpeg4Pictures
 from vlm_pg.media.index import read_index
 from vlm_pg.media.keyframes import Syntax
 from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.video_decoders import PyAVDecoder
 from vlm_pg.types import DecodedMedia, MediaRef
 
 FRAMES = 26

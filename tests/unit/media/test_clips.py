@@ -12,10 +12,10 @@ from tests.support.clip_table import table
 from tests.support.clips import number_of, write
 from tests.support.whole_decode import decode_whole
 from vlm_pg.errors import SampleError
-from vlm_pg.media import seeking
 from vlm_pg.media.decode_file import decode_file, decode_video
 from vlm_pg.media.index import read_index
-from vlm_pg.media.selection import WHOLE, Part
+from vlm_pg.media.sampling import WHOLE, Part
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia
 
@@ -137,13 +137,14 @@ def test_a_part_that_is_not_there(media_dir: Path, part: Part, words: str) -> No
 def test_nothing_outside_a_clip_is_decoded(media_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the entry point before a clip to its last frame, and the few that a decoder wants ahead."""
     seen: list[float] = []
-    real = seeking._frames
+    real = PyAVDecoder._decode
 
-    def watch(coded: Any) -> Any:
-        return real(seen.append(float(packet.pts * packet.time_base)) or packet if packet.pts is not None else packet
-                    for packet in coded)  # fmt: skip
+    def watched(coded: Any) -> Any:
+        for packet in coded:
+            seen.extend([] if packet.pts is None else [float(packet.pts * packet.time_base)])
+            yield packet
 
-    monkeypatch.setattr(seeking, "_frames", watch)
+    monkeypatch.setattr(PyAVDecoder, "_decode", lambda decoder, coded, run: real(decoder, watched(coded), run))
     show(media_dir / "nasa_13013.mp4", Part(9.0, 9.5), fps=4.0)
     index = read_index(media_dir / "nasa_13013.mp4")
     before = max(float(entry.pts * index.time_base) for entry in index.entries if entry.pts * index.time_base <= 9)

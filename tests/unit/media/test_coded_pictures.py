@@ -16,7 +16,7 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.coded_pictures import FieldPairs, ShownOrder
 from vlm_pg.media.index import _Frames, read_index
 from vlm_pg.media.keyframes import Syntax
-from vlm_pg.media.video_decoders import PyAVDecoder
+from vlm_pg.media.seeking import PyAVDecoder
 
 COUNT = 26
 WAYS = {

@@ -27,7 +27,7 @@ from vlm_pg.media import frame_cache, video_decoders
 from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.frame_cache import MadeOf, content_of, load_file, made_with, packed, unpacked
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.selection import WHOLE, Part
+from vlm_pg.media.sampling import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef
 

@@ -23,7 +23,7 @@ from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.probe import probe_file
-from vlm_pg.media.selection import Part
+from vlm_pg.media.sampling import Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef
 

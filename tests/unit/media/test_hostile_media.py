@@ -89,14 +89,14 @@ def test_ffmpeg_is_told_what_it_may_open(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_decoders_raise_is_the_files_fault_and_traced():
-    with pytest.raises(DecodeFailure) as got, reading("decode", (OSError,)):
+    with pytest.raises(DecodeFailure) as got, reading((OSError,)):
         raise IndexError("list index out of range")
     assert str(got.value) == "IndexError: list index out of range"
     assert "raise IndexError" in got.value.trace
-    with pytest.raises(DecodeFailure, match=r"^gone$") as got, reading("open", (OSError,)):
+    with pytest.raises(DecodeFailure, match=r"^gone$") as got, reading((OSError,)):
         raise OSError("gone")
     assert got.value.trace == ""
-    with pytest.raises(MemoryError), reading("open", (Exception,)):
+    with pytest.raises(MemoryError), reading((Exception,)):
         raise MemoryError
 
 

@@ -17,8 +17,9 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import read_header
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder, TorchCodecDecoder
+from vlm_pg.media.video_decoders import DecordDecoder, TorchCodecDecoder
 
 RATE = 40  # milliseconds a frame
 

@@ -13,7 +13,7 @@ from tests.support.clips import number_of, picture
 from vlm_pg.errors import SampleError
 from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.probe import probe_file
-from vlm_pg.media.selection import WHOLE, Part
+from vlm_pg.media.sampling import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import Cue, DecodedMedia
 

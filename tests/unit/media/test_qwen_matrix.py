@@ -16,8 +16,7 @@ import pytest
 
 from tests.support.qwen_video import fetch
 from vlm_pg.errors import SampleError
-from vlm_pg.media.sampling import frames_within
-from vlm_pg.media.selection import Part, Timeline, choose
+from vlm_pg.media.sampling import Part, Timeline, choose, frames_within
 from vlm_pg.media.settings import MediaSettings
 
 RATES = (Fraction(24), Fraction(25), Fraction(30), Fraction(30000, 1001), Fraction(60), Fraction(24000, 1001))

@@ -71,7 +71,7 @@ def test_by_hand():
     assert sampling.num_sampled_frames(300, 30.0, 2.0, 4, 64) == 20
     assert sampling.num_sampled_frames(3, 30.0, 2.0, 4, 16) == 2
     assert sampling.resized_size(240, 426, 4 * 784, 128 * 784) == (224, 420)
-    assert sampling.sampled_fps(16, 310, 30.0) == 16 / 310 * 30
+    assert sampling.spread(sampling.Span(0, 310, 30.0), 16).sampled_fps == 16 / 310 * 30
 
 
 def test_many_frames_share_the_budget_of_the_video():

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from vlm_pg.errors import SampleError
-from vlm_pg.media.selection import Part, Timeline, choose
+from vlm_pg.media.sampling import Part, Timeline, choose
 from vlm_pg.media.settings import MAX_FRAMES_LIMIT, MediaSettings
 
 # ten frames a second for a second, then one every half second

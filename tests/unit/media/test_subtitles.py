@@ -9,7 +9,7 @@ import pytest
 
 from vlm_pg.errors import SampleError
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.selection import WHOLE, Part, Timeline
+from vlm_pg.media.sampling import WHOLE, Part, Timeline
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import (
     Fault,

@@ -20,7 +20,7 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.selection import Part
+from vlm_pg.media.sampling import Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.video_decoders import TorchCodecDecoder, check_installed
 

@@ -18,10 +18,11 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.images import decode_image
 from vlm_pg.media.index import read_index
-from vlm_pg.media.selection import Part
+from vlm_pg.media.sampling import Part
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.upright import Turn
-from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder, TorchCodecDecoder
+from vlm_pg.media.video_decoders import DecordDecoder, TorchCodecDecoder
 
 SMALL = MediaSettings(min_pixels=784, max_pixels=784 * 4, image_min_pixels=784, image_max_pixels=784 * 4)
 COS, SIN = math.cos(math.radians(0.5)), math.sin(math.radians(0.5))

@@ -16,8 +16,9 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import read_header
 from vlm_pg.media.decode_file import decode_file, decode_video, resize_frames
 from vlm_pg.media.index import EntryPoint, read_index
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
+from vlm_pg.media.video_decoders import DecordDecoder
 
 READABLE_BY_BOTH = (
     "flipping_a_pancake.mkv",
@@ -167,9 +168,8 @@ def test_a_file_that_is_no_video(tmp_path: Path):
     with pytest.raises(SampleError, match=r"'a\.mp4' cannot be decoded") as got:
         decode(tmp_path / "a.mp4")
     assert got.value.reason == "corrupt_media"
-    with pytest.raises(DecodeFailure) as failure:
+    with pytest.raises(DecodeFailure):
         read_index(tmp_path / "a.mp4")
-    assert failure.value.stage == "open"
 
 
 def test_a_video_cut_short(media_dir: Path, tmp_path: Path):
