@@ -15,7 +15,7 @@ import pytest
 from tests.support.processes import ModuleProcess
 from tests.support.small_run import small_run
 from tests.support.watch import descendants
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 from vlm_pg.cache.store import MARK
 
 pytestmark = pytest.mark.matrix
@@ -39,7 +39,7 @@ def contents(cache: Path) -> dict[str, bytes]:
     """Every file of a cache; what a killed process was writing has a name that says so, and is no entry."""
     own = (".prune.lock", ".room")
     files = [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".tmp" and path.name not in own]
-    assert {place.path for place in places(cache)} == {path for path in files if path.name != MARK}
+    assert {stored.path for stored in entry_files(cache)} == {path for path in files if path.name != MARK}
     return {str(path.relative_to(cache)): path.read_bytes() for path in files}
 
 
@@ -72,7 +72,7 @@ def caught(folder: Path, cache: Path, entries: int, workers: int) -> ModuleProce
     for _ in range(20):
         process = start(folder, cache, workers)
         while process.returncode is None:
-            if cache.is_dir() and sum(1 for _ in places(cache)) >= entries:
+            if cache.is_dir() and sum(1 for _ in entry_files(cache)) >= entries:
                 return process
             time.sleep(0.001)
         assert process.finish().returncode == 0
@@ -98,8 +98,8 @@ def test_killed_and_resumed_it_keeps_the_same_bytes(folder: Path, whole: dict[st
         process = caught(folder, cache, chance.randrange(ENTRIES), workers)
         time.sleep(chance.uniform(0, 0.02))
         ended += kill(process, with_workers=chance.random() < 0.5)
-        left.append(sum(1 for _ in places(cache)))
-        entries = {place.path: place.path.stat().st_mtime_ns for place in places(cache)}
+        left.append(sum(1 for _ in entry_files(cache)))
+        entries = {stored.path: stored.path.stat().st_mtime_ns for stored in entry_files(cache)}
         assert {str(path.relative_to(cache)): path.read_bytes() for path in entries}.items() <= whole.items()
         filled(folder, cache, workers=chance.choice([1, 2, 4]))
         assert contents(cache) == whole

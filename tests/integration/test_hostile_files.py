@@ -56,7 +56,9 @@ class Guarded:
             workers=1, deadline_seconds=600, worker_memory_bytes=MEMORY_BYTES, max_frames=8, max_pixels=32 * 28 * 28
         )
         self.loads = 2 if is_kept else 1
-        self.loader = MediaLoader(settings, self.root, kept=CacheSettings(folder=folder / "cache") if is_kept else None)
+        self.loader = MediaLoader(
+            settings, self.root, cache_settings=CacheSettings(folder=folder / "cache") if is_kept else None
+        )
         self.reasons: Counter[str] = Counter()
         self.slowest, self.largest = 0.0, 0
         self.started_descriptors: int | None = None

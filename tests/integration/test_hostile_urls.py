@@ -21,7 +21,7 @@ import pytest
 from tests.support.odd_servers import Server, answers
 from tests.support.url_strings import ALLOWED, NAMES, SECRET, allowed_connections, look_up, url
 from tests.support.watch import Connections, own_descriptors
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import SampleError
 from vlm_pg.media import remote
@@ -127,9 +127,9 @@ def test_urls_with_frames_kept(guarded: Guarded, tmp_path: Path, seeds: range):
     """Through the door that training takes; nothing is kept of them."""
     here = guarded.settings.model_copy(update={"workers": 0})
     kept = CacheSettings(folder=tmp_path / "cache")
-    guarded.loader = MediaLoader(here, tmp_path, allow_remote=True, kept=kept)
+    guarded.loader = MediaLoader(here, tmp_path, allow_remote=True, cache_settings=kept)
     ask_all(guarded, seeds)
-    assert not list(places(tmp_path / "cache"))
+    assert not list(entry_files(tmp_path / "cache"))
 
 
 @pytest.mark.matrix

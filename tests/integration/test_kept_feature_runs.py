@@ -13,7 +13,7 @@ from tests.integration.test_deepspeed import deepspeed_config
 from tests.support.processes import launch_ranks
 from tests.support.runs import read_lines, run_cli, save_tiny_model
 from tests.support.small_run import small_run
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 
 pytestmark = pytest.mark.matrix
 
@@ -84,7 +84,7 @@ def test_runs_on_two_ranks_are_the_same_bit_for_bit(names: tuple[str, ...], tmp_
             found = load_file(tmp_path / name / run / WEIGHTS)
             assert all(found[key].equal(value) for key, value in expected.items()), (name, run)
             assert computed(tmp_path / name / run) == computed(tmp_path / name / "without"), (name, run)
-        kinds = [place.kind for place in places(tmp_path / name / "cache")]
+        kinds = [stored.kind for stored in entry_files(tmp_path / name / "cache")]
         assert kinds.count("features") >= kinds.count("frames") > 4, name
 
 
@@ -107,7 +107,7 @@ def test_a_fill_leaves_nothing_to_the_tower(name: str, tmp_path: Path) -> None:
     filled = run_cli("cache", "fill", str(config), *overrides(name, tmp_path, "fill", kept=True))
     assert filled.returncode == 0, filled.stdout + filled.stderr
     assert "train.jsonl: features of 4 of 4 media are kept" in filled.stdout
-    before = {place.path: place.path.stat().st_mtime_ns for place in places(tmp_path / name / "cache")}
+    before = {stored.path: stored.path.stat().st_mtime_ns for stored in entry_files(tmp_path / name / "cache")}
     (tmp_path / "runs.json").write_text(json.dumps({"again": overrides(name, tmp_path, "again", kept=True)}))
     launch_ranks("tests.integration.kept_feature_runs", *(str(config), str(tmp_path / "runs.json")), ranks=2)
-    assert before == {place.path: place.path.stat().st_mtime_ns for place in places(tmp_path / name / "cache")}
+    assert before == {stored.path: stored.path.stat().st_mtime_ns for stored in entry_files(tmp_path / name / "cache")}

@@ -62,7 +62,7 @@ class Prober:
             loader = source.loader
             # Keeping decodes the whole medium, or reads and checks the cached frames.
             self._pending[key] = (
-                [loader.keep(ref), loader.probe(ref)] if self._keep else [loader.probe(ref, self._decode)]
+                [loader.store(ref), loader.probe(ref)] if self._keep else [loader.probe(ref, self._decode)]
             )
         return key
 

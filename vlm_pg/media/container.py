@@ -70,9 +70,8 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
     whatever happens inside.
 
     Args:
-        path: the file.
         max_pixels: pictures of more than twice this area get no memory; 0 for no limit. Where a picture is above the
-            limit and still gets memory, the caller can say how large it is.
+            limit and still gets memory, the caller can report its size.
 
     Raises:
         DecodeFailure: it is no container that is read, or has no video stream that can be decoded.
@@ -105,18 +104,18 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
 def judge(path: Path) -> str:
     """FFmpeg's name of the container, by its content. Raises DecodeFailure for a file that must not reach a decoder."""
     with open_regular(path) as file:
-        container_format = video_format(file.read(HEAD_BYTES))
+        head = file.read(HEAD_BYTES)
+        name = _container(head)
+        if name is None:
+            raise DecodeFailure(
+                f"its content ({shown_head(head)}) is none of the containers that are read: {', '.join(CONTAINERS)}"
+            )
+        container_format = CONTAINERS[name]
         if container_format == "mov":
             check_tables(file, os.fstat(file.fileno()).st_size)
         elif container_format == "matroska":
             check_unit(file, os.fstat(file.fileno()).st_size)
     return container_format
-
-
-def read_header(path: Path) -> VideoHeader:
-    """The header of a video file. Raises DecodeFailure when it is not a video."""
-    with open_video(path) as (container, stream):
-        return header_of(container, stream)
 
 
 def header_of(container: Any, stream: Any) -> VideoHeader:
@@ -138,11 +137,7 @@ def header_of(container: Any, stream: Any) -> VideoHeader:
 
 
 def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
-    """The file for reading; in an open ``folder`` (a descriptor) no link is followed.
-
-    Raises:
-        DecodeFailure: it cannot be opened or is no file.
-    """
+    """The file for reading; in an open ``folder`` (a descriptor) no link is followed. Raises DecodeFailure."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not wait for a writer
     try:
         descriptor = os.open(path, flags if folder is None else flags | os.O_NOFOLLOW, dir_fd=folder)
@@ -155,22 +150,8 @@ def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
     return file
 
 
-def video_format(head: bytes) -> str:
-    """FFmpeg's name of the container that begins with ``head``.
-
-    Raises:
-        DecodeFailure: it is none of ``CONTAINERS``.
-    """
-    name = _container(head)
-    if name is None:
-        raise DecodeFailure(
-            f"its content ({shown_head(head)}) is none of the containers that are read: {', '.join(CONTAINERS)}"
-        )
-    return CONTAINERS[name]
-
-
 def stored_as(head: bytes) -> tuple[MediaKind, str] | None:
-    """What begins with ``head``, and the ending of the name under which it can be read; None for neither of the two.
+    """Kind and file name suffix of a file that begins with ``head``; None for neither image nor video.
 
     stored_as(b"\\xff\\xd8\\xff...") == ("image", ".jpg")
     """

@@ -40,7 +40,7 @@ from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
 # decoded frames are resized in runs, so that a long video in 4K does not fill the memory
 RUN_BYTES = 256 << 20
-# With media.last_frame=always: more than any rounding of a header, less than most frames take.
+# With media.last_frame=always: more than any rounding of a header, less than most frame intervals.
 MOST_MISSING_SECONDS = 0.05
 Frames = VideoIndex | FrameFolder
 
@@ -51,10 +51,8 @@ def decode_file(
     """Decode a local file, or download and decode a URL.
 
     Args:
-        kind, path: of the file.
-        settings: frames, sizes, limits.
         factor: sides of frames become its multiples.
-        part: what of a video is shown.
+        part: the shown part of a video.
         subtitles: path or URL of its subtitles, "" for none.
 
     Raises:
@@ -109,7 +107,7 @@ def decode_video(
         kind="video",
         frames=frames,
         # Some containers (MPEG-TS) start counting anywhere; viewers and Qwen's own reader count from the first frame.
-        frame_seconds=tuple(timeline.seconds[place] for place in choice.indices),
+        frame_seconds=tuple(timeline.seconds[index] for index in choice.indices),
         sampled_fps=choice.sampled_fps,
         decoder=decoder,
         subtitles=cues_within(cues, part, timeline),
@@ -126,7 +124,17 @@ def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> 
         folder, timeline = survey_folder(path, name, settings, part.folder_fps)
         return folder, timeline, choose(timeline, part, settings, name)
     try:
-        header, index = _survey(path, name, settings)
+        with open_video(path, settings.max_video_frame_pixels) as (container, stream):
+            header = header_of(container, stream)  # limits are tested as soon as each part is read
+            check_frame_size(name, header.width, header.height, settings)
+            check_length(name, header.duration_seconds, settings)
+            index = index_of(container, stream, settings.max_video_frames)
+    except TooManyFrames as error:
+        raise SampleError(
+            "video_too_long",
+            f"video '{name}' has more frames than {settings.max_video_frames}, the most that are allowed. Cut the "
+            "file, or raise media.max_video_frames.",
+        ) from error
     except DecodeFailure as error:
         raise _corrupt(name, error) from error
     pts_seconds = index.pts_seconds
@@ -140,30 +148,10 @@ def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> 
     return index, timeline, choose(timeline, part, settings, name)
 
 
-def _survey(path: Path, name: str, settings: MediaSettings) -> tuple[VideoHeader, VideoIndex]:
-    """What the file says about itself, limits tested as soon as each part is read."""
-    with open_video(path, settings.max_video_frame_pixels) as (container, stream):
-        header = header_of(container, stream)
-        check_frame_size(name, header.width, header.height, settings)
-        check_length(name, header.duration_seconds, settings)
-        try:
-            return header, index_of(container, stream, settings.max_video_frames)
-        except TooManyFrames as error:
-            raise SampleError(
-                "video_too_long",
-                f"video '{name}' has more frames than {settings.max_video_frames}, the most that are allowed. Cut the "
-                "file, or raise media.max_video_frames.",
-            ) from error
-
-
 def frames_to_read(
     path: Path, name: str, index: Frames, choice: Choice, settings: MediaSettings, factor: int
 ) -> tuple[int, int, int]:
-    """Number, height and width of the frames that ``decode_file`` would return; the first of them is decoded.
-
-    Raises:
-        SampleError: as ``decode_file``.
-    """
+    """Number, height and width of the frames that ``decode_file`` would return, raising as it; one is decoded."""
     with _decoding(path, name, index, settings) as decoder:
         return _within_budget(decoder.read(choice.indices[:1]), choice, settings, factor)
 
@@ -171,7 +159,7 @@ def frames_to_read(
 def read_frames(
     path: Path, name: str, index: Frames, choice: Choice, settings: MediaSettings, factor: int
 ) -> tuple[np.ndarray, Choice, str]:
-    """The frames, uint8 [F, 3, height, width], those chosen within the token budget, and the decoder that read them.
+    """The frames, uint8 [F, 3, height, width], those chosen within the token budget, and the decoder's name.
 
     Raises:
         SampleError: as ``decode_file``.
@@ -182,9 +170,17 @@ def read_frames(
 
 @contextmanager
 def _decoding(path: Path, name: str, index: Frames, settings: MediaSettings) -> Iterator[Decoder]:
-    """The file's decoder, whose errors become SampleErrors of the file."""
+    """The file's decoder, whose errors become SampleErrors. ``auto`` is the one that is exact or fails, on any file."""
     try:
-        decoder = _open_decoder(path, index, settings)
+        decoder: Decoder
+        if isinstance(index, FrameFolder):
+            decoder = FolderDecoder(index, settings)
+        elif settings.decoder == "decord":
+            decoder = DecordDecoder(path, index)
+        elif settings.decoder == "torchcodec":
+            decoder = TorchCodecDecoder(path, index, settings.decoder_device)
+        else:
+            decoder = PyAVDecoder(path, index, settings.max_video_frame_pixels)
         try:
             yield decoder
         finally:
@@ -195,30 +191,19 @@ def _decoding(path: Path, name: str, index: Frames, settings: MediaSettings) -> 
         raise _corrupt(name, error) from error
 
 
-def _open_decoder(path: Path, index: Frames, settings: MediaSettings) -> Decoder:
-    """``auto`` is the decoder that is exact or fails, whatever the container and the stream."""
-    if isinstance(index, FrameFolder):
-        return FolderDecoder(index, settings)
-    if settings.decoder == "decord":
-        return DecordDecoder(path, index)
-    if settings.decoder == "torchcodec":
-        return TorchCodecDecoder(path, index, settings.decoder_device)
-    return PyAVDecoder(path, index, settings.max_video_frame_pixels)
-
-
 def _read_resized(decoder: Decoder, choice: Choice, settings: MediaSettings, factor: int) -> tuple[np.ndarray, Choice]:
     """The frames of a choice at the tower's size, uint8 [F, 3, height, width]; fewer where the token budget says so."""
     first = decoder.read(choice.indices[:1])
     count, height, width = _within_budget(first, choice, settings, factor)
     choice = choice.with_count(count)  # which leaves the first one where it is
-    places = sorted(set(choice.indices))
+    distinct = sorted(set(choice.indices))
     run = max(1, RUN_BYTES // first.nbytes)
     parts = [resize_frames(first, height, width)]
-    for start in range(1, len(places), run):
-        parts.append(resize_frames(decoder.read(places[start : start + run]), height, width))
+    for start in range(1, len(distinct), run):
+        parts.append(resize_frames(decoder.read(distinct[start : start + run]), height, width))
     frames = np.concatenate(parts)
-    if len(places) < count:  # several moments on one frame
-        frames = frames[np.searchsorted(places, choice.indices)]
+    if len(distinct) < count:  # several moments on one frame
+        frames = frames[np.searchsorted(distinct, choice.indices)]
     return frames, choice
 
 
@@ -297,18 +282,14 @@ def resize_frames(frames: np.ndarray, height: int, width: int) -> np.ndarray:
     for index, frame in enumerate(frames):  # one at a time: the float copy of all of them is four times their size
         pixels = torch.from_numpy(frame).permute(2, 0, 1)[None]
         if pixels.shape[2:] != (height, width):
-            pixels = _scale(pixels, height, width)
+            try:
+                scaled = torch.nn.functional.interpolate(
+                    pixels.float(), size=(height, width), mode="bicubic", align_corners=False, antialias=True
+                )
+            except RuntimeError as error:
+                if "allocate memory" in str(error):  # torch has no type of its own for it on a CPU
+                    raise MemoryError(str(error)) from error
+                raise
+            pixels = scaled.clamp(0, 255).round().to(torch.uint8)
         resized[index] = pixels[0].numpy()
     return resized
-
-
-def _scale(pixels: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    try:
-        scaled = torch.nn.functional.interpolate(
-            pixels.float(), size=(height, width), mode="bicubic", align_corners=False, antialias=True
-        )
-        return scaled.clamp(0, 255).round().to(torch.uint8)
-    except RuntimeError as error:
-        if "allocate memory" in str(error):  # torch has no type of its own for it on a CPU
-            raise MemoryError(str(error)) from error
-        raise

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from vlm_pg.cache.eviction import Outcome
-from vlm_pg.cache.notes import say
+from vlm_pg.cache.notes import warn_once
 from vlm_pg.cache.provenance import gpu_driver, gpu_models, source_digest
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Damaged, Entry, Store, key_of
@@ -48,7 +49,7 @@ def load_file(*arguments: Any, **named: Any) -> DecodedMedia:
     return cached_file(*arguments, **named)[0]
 
 
-def keep_file(*arguments: Any) -> bool:
+def store_file(*arguments: Any) -> bool:
     """Whether the frames of ``cached_file`` are in the cache now."""
     return cached_file(*arguments)[1]
 
@@ -60,10 +61,10 @@ def cached_file(
     factor: int,
     part: Part = WHOLE,
     subtitles: str = "",
-    kept: CacheSettings | None = None,
+    cache_settings: CacheSettings | None = None,
     since: float | None = None,
 ) -> tuple[DecodedMedia, bool]:
-    """As ``decode_file``, with frames from the cache, or else put there; and whether they are in it now.
+    """As ``decode_file``, with frames from the cache, or else stored there; and whether they are in it now.
 
     The content of a URL may change, so it is decoded every time; and so are files that cannot be used.
 
@@ -74,9 +75,10 @@ def cached_file(
         SampleError: as ``decode_file``.
         ConfigError: the cache cannot be used.
     """
-    if kept is None or kept.folder is None or not kept.frames or "://" in path or "://" in subtitles:
+    is_local = "://" not in path and "://" not in subtitles
+    if cache_settings is None or cache_settings.folder is None or not (cache_settings.frames and is_local):
         return decode_file(kind, path, settings, factor, part, subtitles), False
-    store = _store(kept.folder, kept.max_bytes, since)
+    store = _store(cache_settings.folder, cache_settings.max_bytes, since)
     before = _states(path, subtitles, part)
     contents = _contents(kind, before, settings)
     if contents is None:  # decoding it raises the reason
@@ -85,9 +87,9 @@ def cached_file(
     by = made_with(kind if part.folder_fps is None else "folder", settings.decoder, settings.decoder_device)
     of_frames = settings.model_dump(mode="json", exclude=set(_NOT_OF_THE_FRAMES))
     key = key_of({**parts, "settings": of_frames, "by": by})
-    kept_media = _read(store, key, kind, factor, most_frame_bytes(kind, settings, factor, part))
-    if kept_media is not None:
-        return kept_media, True
+    cached = _read(store, key, kind, factor, most_frame_bytes(kind, settings, factor, part))
+    if cached is not None:
+        return cached, True
     media = decode_file(kind, path, settings, factor, part, subtitles)
     # If the file changed meanwhile, it is unknown which content these frames are of.
     is_same = _states(path, subtitles, part) == before
@@ -95,7 +97,7 @@ def cached_file(
 
 
 def _states(path: str, subtitles: str, part: Part) -> list[State | FolderState | None]:
-    """File states of the medium and its subtitles, which change when their contents do."""
+    """File states of the medium and its subtitles, which change with their contents."""
     medium: State | FolderState | None = _state(path)
     if part.folder_fps is not None:
         medium = FolderState(path, folder_state(Path(path)))
@@ -105,7 +107,7 @@ def _states(path: str, subtitles: str, part: Part) -> list[State | FolderState |
 def _contents(
     kind: MediaKind, states: Sequence[State | FolderState | None], settings: MediaSettings
 ) -> list[str] | None:
-    """What the file and its subtitles hold; None if they are refused by their first bytes or size: some have no end."""
+    """Digests of the file and its subtitles; None if they are refused by first bytes or size: some have no end."""
     media, *others = states
     if media is None or None in others:
         return None
@@ -122,7 +124,7 @@ def _contents(
             assert isinstance(state, tuple)
             if state[1] > settings.max_subtitle_bytes:
                 return None
-            found += [Path(state[0]).suffix.lower(), content_of(state)]  # their name says how they are written
+            found += [Path(state[0]).suffix.lower(), content_of(state)]  # the suffix names their format
         return found
     except (DecodeFailure, SampleError, OSError):
         return None
@@ -131,10 +133,8 @@ def _contents(
 def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia | None:
     """The cached medium, if there is one that can be the requested one."""
     entry = store.read(key, most_entry_bytes(most_bytes))
-    if entry is None:
-        return None
     try:
-        return media_of(entry, kind, factor, most_bytes)
+        return None if entry is None else media_of(entry, kind, factor, most_bytes)
     except Damaged:
         store.remove_damaged(key)
         return None
@@ -144,14 +144,14 @@ def _write(store: Store, key: str, media: DecodedMedia) -> bool:
     try:
         outcome = store.write(key, entry_of(media))
         if outcome is Outcome.FULL:
-            say(
+            warn_once(
                 f"cache.folder '{store.folder}' has no room for more frames within cache.max_gb (what this run has "
                 "used is not thrown out): those that do not fit are decoded every time. Raise cache.max_gb, or make "
                 "room with vlm-pg cache prune."
             )
-        return outcome is Outcome.KEPT
+        return outcome is Outcome.STORED
     except OSError as error:  # frames are there all the same
-        say(
+        warn_once(
             f"cache.folder '{store.folder}' cannot be written ({error.strerror or error}): frames are decoded again. "
             "Make room, or lower cache.max_gb."
         )
@@ -227,13 +227,8 @@ def entry_of(media: DecodedMedia) -> Entry:
 def media_of(entry: Entry, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia:
     """The medium of an entry.
 
-    Args:
-        entry: of ``entry_of``.
-        kind, factor: what was asked for.
-        most_bytes: of its frames.
-
     Raises:
-        Damaged: it describes no medium of this kind, or a larger one, or its frames do not unpack.
+        Damaged: it describes no medium of this kind, or one of more than ``most_bytes``, or its frames do not unpack.
     """
     try:
         about = entry.about
@@ -277,11 +272,7 @@ def packed(frames: np.ndarray) -> np.ndarray:
 
 
 def unpacked(content: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """The frames of ``packed``.
-
-    Raises:
-        OSError: it unpacks to more or fewer bytes, or to none.
-    """
+    """The frames of ``packed``. Raises OSError: it unpacks to more or fewer bytes, or to none."""
     import pyarrow
 
     size = math.prod(shape)
@@ -292,67 +283,47 @@ def unpacked(content: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return frames
 
 
-# A folder of pictures is a video that Pillow decodes.
+# A folder of pictures is a video that Pillow decodes. PyAV reads the index of a video for all decoders.
 MadeOf = Literal["image", "video", "folder"]
-_HERE = Path(__file__).parent
-_ALWAYS = ("qwen-vl-utils",)
-# PyAV reads the index of a video for all decoders.
-_OF_KIND: Mapping[MadeOf, tuple[str, ...]] = {
-    "image": ("pillow",),
-    "video": ("av", "torch"),
-    "folder": ("pillow", "torch"),
+_PACKAGES: Mapping[MadeOf, tuple[str, ...]] = {
+    "image": ("qwen-vl-utils", "pillow"),
+    "video": ("qwen-vl-utils", "av", "torch"),
+    "folder": ("qwen-vl-utils", "pillow", "torch"),
 }
 
 
 @cache
 def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
-    """Of media of a kind, JSON values by which frames of the same file and settings can differ.
+    """JSON values by which frames of the same file and settings can differ: our code, libraries, machine.
 
-    Our own code is all of this package: a list of files would miss new ones.
-
-    Args:
-        decoder, device: as in the settings.
+    Our own code is all of this package: a list of files would miss new ones. ``decoder``, ``device``: of the settings.
     """
-    chosen = decoder in ("decord", "torchcodec") and kind != "folder"
-    packages = (*_ALWAYS, *_OF_KIND[kind], *((decoder,) if chosen else ()))
-    return {
-        "code": source_digest(_HERE.glob("*.py")),
+    packages = _PACKAGES[kind]
+    if decoder in ("decord", "torchcodec") and kind != "folder":
+        packages = (*packages, decoder)
+    found: dict[str, Any] = {
+        "code": source_digest(Path(__file__).parent.glob("*.py")),
         "packages": {package: _version(package) for package in packages},
         "machine": platform.machine(),
-        **(_of_video(decoder, device) if kind == "video" else {"pillow": _pillow_libraries()}),
-        **({"instructions": _instructions()} if kind == "folder" else {}),
     }
+    if kind == "video":
+        import av
 
+        found["ffmpeg"] = [av.ffmpeg_version_info, av.library_versions]
+        if decoder == "torchcodec":
+            found["torchcodec's ffmpeg"] = video_decoders.ffmpeg_versions()
+        if device != "cpu":
+            # Frames found in the cache need not start CUDA, unless nothing else names the GPU.
+            models = gpu_models() or [torch.cuda.get_device_name(video_decoders.gpu_number())]
+            found["gpu"] = [*models, *gpu_driver()]
+    else:
+        from PIL import features
 
-def _pillow_libraries() -> dict[str, str | None]:
-    from PIL import features
-
-    return {name: features.version(name) for name in ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")}
-
-
-def _instructions() -> str:
-    import torch
-
-    return str(torch.backends.cpu.get_cpu_capability())
-
-
-def _of_video(decoder: str, device: str) -> dict[str, Any]:
-    import av
-
-    found: dict[str, Any] = {"ffmpeg": [av.ffmpeg_version_info, av.library_versions], "instructions": _instructions()}
-    if decoder == "torchcodec":
-        found["torchcodec's ffmpeg"] = video_decoders.ffmpeg_versions()
-    return found if device == "cpu" else {**found, "gpu": _gpu()}
-
-
-def _gpu() -> list[str]:
-    """A process that finds all frames in the cache need not start CUDA, unless nothing else says what GPU it is."""
-    models = gpu_models()
-    if not models:
-        import torch
-
-        models = [torch.cuda.get_device_name(video_decoders.gpu_number())]
-    return [*models, *gpu_driver()]
+        libraries = ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")
+        found["pillow"] = {name: features.version(name) for name in libraries}
+    if kind != "image":
+        found["instructions"] = str(torch.backends.cpu.get_cpu_capability())
+    return found
 
 
 def _version(package: str) -> str:

@@ -41,7 +41,7 @@ _SHOWN = 5
 class FrameFolder:
     """The frames of a folder: frame k, counted from 0, is shown from k / ``fps`` seconds on.
 
-    ``names``: of the pictures, in the order of their numbers. ``name``: what messages call the folder.
+    ``names``: of the pictures, in the order of their numbers. ``name``: of the folder, in messages.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class FrameFolder:
             os.close(descriptor)
 
     def frame_name(self, index: int) -> str:
-        """What messages call a picture."""
+        """A picture's name in messages."""
         return f"{self.name}/{printable(self.names[index], 100)}"
 
     def open_frame(self, folder: int, index: int) -> BinaryIO:
@@ -68,13 +68,7 @@ class FrameFolder:
 
 
 def list_frames(path: Path, name: str, fps: float, most: int) -> FrameFolder:
-    """The frames of a folder, by the names of its files alone.
-
-    Args:
-        path: of the folder.
-        name: what messages call it.
-        fps: pictures a second.
-        most: so many files may lie in it.
+    """The frames of a folder, by the names of its files alone. ``most``: so many files may lie in it.
 
     Raises:
         SampleError: ``bad_frame_folder``, or ``video_too_long`` with more files.
@@ -82,12 +76,18 @@ def list_frames(path: Path, name: str, fps: float, most: int) -> FrameFolder:
     pictures, others = _listed(path, name, most)
     if not pictures:
         raise _fault(name, "holds no numbered picture")
-    numbered = sorted((_number_of(file, name), file) for file in pictures)
-    prefixes = sorted({prefix for (_, prefix), _ in numbered})
+    found: list[tuple[int, str, str]] = []
+    for file in pictures:
+        match = _NUMBERED.fullmatch(Path(file).stem)
+        if match is None:
+            raise _fault(name, f"holds a picture without a number, '{printable(file, 100)}'")
+        found.append((int(match[2]), match[1], file))
+    numbered = [(number, file) for number, _, file in sorted(found)]
+    prefixes = sorted({prefix for _, prefix, _ in found})
     if len(prefixes) > 1:
         shown = " and ".join(f"'{printable(prefix, 40)}...'" for prefix in prefixes[:2])
         raise _fault(name, f"holds pictures of {len(prefixes)} series ({shown})")
-    _check_numbers(name, [(number, file) for (number, _), file in numbered])
+    _check_numbers(name, numbered)
     for other in others:
         if re.match(re.escape(prefixes[0]) + "[0-9]", other):
             raise _fault(name, f"holds '{printable(other, 100)}' among its pictures, which is none by its name")
@@ -120,8 +120,7 @@ def content_of_frames(folder: FrameFolder, most_bytes: int) -> str:
     """SHA-256 over the hashes of all pictures in their order, whatever they are called and however fast they are shown.
 
     Raises:
-        DecodeFailure: one cannot be opened.
-        SampleError: ``bad_frame_folder``: one has more than ``most_bytes``.
+        DecodeFailure, SampleError: one cannot be opened, or (``bad_frame_folder``) has more than ``most_bytes``.
     """
     found = hashlib.sha256()
     with folder.opened() as descriptor:
@@ -177,14 +176,6 @@ def _listed(path: Path, name: str, most: int) -> tuple[list[str], list[str]]:
     return pictures, others
 
 
-def _number_of(file: str, name: str) -> tuple[int, str]:
-    """The number a picture's name ends in, and what stands before it."""
-    found = _NUMBERED.fullmatch(Path(file).stem)
-    if found is None:
-        raise _fault(name, f"holds a picture without a number, '{printable(file, 100)}'")
-    return int(found[2]), found[1]
-
-
 def _check_numbers(name: str, numbered: Sequence[tuple[int, str]]) -> None:
     for (number, file), (following, other) in pairwise(numbered):
         if number == following:
@@ -211,11 +202,6 @@ def _fault(name: str, what: str) -> SampleError:
 def survey_folder(path: Path, name: str, settings: MediaSettings, fps: float) -> tuple[FrameFolder, Timeline]:
     """The frames of a folder and when they are shown. The header of every picture is read, none is decoded.
 
-    Args:
-        path, name: of the folder.
-        settings: limits.
-        fps: pictures a second.
-
     Raises:
         SampleError: as ``list_frames``; ``video_too_long``, ``video_too_large``, or what is wrong with a picture.
     """
@@ -225,7 +211,13 @@ def survey_folder(path: Path, name: str, settings: MediaSettings, fps: float) ->
     sizes: dict[int, tuple[int, int]] = {}
     with folder.opened() as descriptor:
         for index in range(len(folder.names)):
-            sizes[index] = _size(folder, descriptor, index, settings)
+            picture = folder.frame_name(index)
+            try:
+                with folder.open_frame(descriptor, index) as file, reading(DAMAGED):
+                    check_file_size(os.fstat(file.fileno()).st_size, picture, settings)
+                    sizes[index] = stored_size(file, picture, settings)
+            except DecodeFailure as error:
+                raise damaged(picture, error) from error
             if index == 0:
                 check_frame_size(name, *sizes[0], settings)
     check_one_size(folder, sizes)
@@ -233,24 +225,8 @@ def survey_folder(path: Path, name: str, settings: MediaSettings, fps: float) ->
     return folder, Timeline.of(seconds, 1 / Fraction(fps), fps, shown_until=end, clock=(0.0, end))
 
 
-def _size(folder: FrameFolder, descriptor: int, index: int, settings: MediaSettings) -> tuple[int, int]:
-    """Width and height as stored."""
-    name = folder.frame_name(index)
-    try:
-        with folder.open_frame(descriptor, index) as file, reading(DAMAGED):
-            check_file_size(os.fstat(file.fileno()).st_size, name, settings)
-            return stored_size(file, name, settings)
-    except DecodeFailure as error:
-        raise damaged(name, error) from error
-
-
 class FolderDecoder:
-    """Pictures of a folder as the frames of a video (``Decoder``); Pillow reads them, whatever media.decoder is.
-
-    Args:
-        folder: its frames.
-        settings: limits of images.
-    """
+    """Pictures of a folder as the frames of a video (``Decoder``); Pillow reads them, whatever media.decoder is."""
 
     name = "pillow"
 
@@ -274,16 +250,16 @@ class FolderDecoder:
     def _picture(self, descriptor: int, index: int) -> np.ndarray:
         """uint8 [height, width, 3], upright, on white."""
         name = self._folder.frame_name(index)
+
+        def check_size(picture: Image.Image) -> None:  # once more: the file may have been replaced
+            check_frame_size(self._folder.name, picture.width, picture.height, self._settings)
+
         try:
             with self._folder.open_frame(descriptor, index) as file, reading(DAMAGED):
                 check_file_size(os.fstat(file.fileno()).st_size, name, self._settings)
-                return np.asarray(read_upright(file, name, self._settings, self._judge))
+                return np.asarray(read_upright(file, name, self._settings, check_size))
         except DecodeFailure as error:
             raise damaged(name, error) from error
-
-    def _judge(self, picture: Image.Image) -> None:
-        """Once more: the file may be another one since its header was read."""
-        check_frame_size(self._folder.name, picture.width, picture.height, self._settings)
 
     def close(self) -> None:
         """Nothing stays open between reads."""

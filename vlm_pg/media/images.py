@@ -48,10 +48,8 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
     """The image, upright, on white where it is transparent, resized for the vision tower.
 
     Args:
-        path: the file.
-        settings: limits and sizes.
         factor: sides become its multiples.
-        name: what messages call the file.
+        name: of the file in messages.
 
     Raises:
         SampleError: ``image_too_large`` (by its header), ``animated_image``, ``corrupt_media``, ``bad_aspect_ratio``,
@@ -92,21 +90,31 @@ def read_upright(
 ) -> Image.Image:
     """The picture of an open file, RGB, upright, on white.
 
-    Args:
-        file, name: the file, and what messages call it.
-        settings: limits.
-        judge: may refuse it by its header, before its pixels are decoded.
+    ``judge`` may refuse it by its header, before its pixels are decoded.
 
     Raises:
         DecodeFailure, or what the caller's ``reading`` makes one: it is damaged.
         SampleError: ``image_too_large``, ``animated_image``, or of ``judge``.
     """
-    _check_scans(file)
+    file.seek(0)
+    if jpeg_scans(file, MAX_SCANS) > MAX_SCANS:  # Pillow would go through it again and again
+        raise DecodeFailure(f"it has more than {MAX_SCANS} scans, which no encoder writes")
     with _opened(file, name, settings) as image:
-        _check_still(image, name)
+        # Of an animation one frame would be shown. Further pictures in a JPEG (MPO) are no animation.
+        count = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
+        if count > 1:
+            raise SampleError(
+                "animated_image",
+                f"image '{name}' is an animation of {count} frames. Still images are expected, and files of a video "
+                "format for what moves. Convert it to mp4 or webm and name that as a video, or save the frame that is "
+                "meant.",
+            )
         judge(image)
         image.load()
-        return on_white(_turned(image))
+        # Only the orientation is taken from the EXIF data: other tags may be of any type and are not used.
+        orientation: Any = image.getexif().get(_ORIENTATION)
+        turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+        return on_white(image if turn is None else image.transpose(turn))
 
 
 def stored_size(file: BinaryIO, name: str, settings: MediaSettings) -> tuple[int, int]:
@@ -138,33 +146,6 @@ def _new_size(image: Image.Image, settings: MediaSettings, factor: int) -> tuple
     """Height and width to resize to."""
     bounds = settings.image_min_pixels, settings.image_max_pixels
     return call_in_parent(resized_size, image.height, image.width, *bounds, factor)
-
-
-def _check_scans(file: BinaryIO) -> None:
-    """Refuse a JPEG that Pillow would go through again and again."""
-    file.seek(0)
-    if file.read(2) == b"\xff\xd8":
-        file.seek(0)
-        if jpeg_scans(file.read(), MAX_SCANS) > MAX_SCANS:
-            raise DecodeFailure(f"it has more than {MAX_SCANS} scans, which no encoder writes")
-
-
-def _check_still(image: Image.Image, name: str) -> None:
-    """Refuse animations, of which one frame would be shown. Further pictures in a JPEG (MPO) are no animation."""
-    count = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
-    if count > 1:
-        raise SampleError(
-            "animated_image",
-            f"image '{name}' is an animation of {count} frames. Still images are expected, and files of a video format "
-            "for what moves. Convert it to mp4 or webm and name that as a video, or save the frame that is meant.",
-        )
-
-
-def _turned(image: Image.Image) -> Image.Image:
-    """Upright. Only the orientation is taken from the EXIF data: other tags may be of any type and are not used."""
-    orientation: Any = image.getexif().get(_ORIENTATION)
-    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else image.transpose(turn)
 
 
 def on_white(image: Image.Image) -> Image.Image:
@@ -203,7 +184,7 @@ def damaged(name: str, error: DecodeFailure) -> SampleError:
 MAX_SCANS = 32
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-_ALONE = {0xD8, 0x01}  # markers without a length
+_NO_LENGTH = {0xD8, 0x01}
 
 
 def webp_size(file: BinaryIO) -> tuple[int, int] | None:
@@ -214,22 +195,19 @@ def webp_size(file: BinaryIO) -> tuple[int, int] | None:
         return None
     kind, data = head[12:16], head[20:]
     if kind == b"VP8X":
-        return _little(data[4:7]) + 1, _little(data[7:10]) + 1
+        return int.from_bytes(data[4:7], "little") + 1, int.from_bytes(data[7:10], "little") + 1
     if kind == b"VP8L":
-        bits = _little(data[1:5])
+        bits = int.from_bytes(data[1:5], "little")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    return _little(data[6:8]) & 0x3FFF, _little(data[8:10]) & 0x3FFF
+    width, height = struct.unpack("<HH", data[6:10])
+    return width & 0x3FFF, height & 0x3FFF
 
 
-def _little(data: bytes) -> int:
-    return int.from_bytes(data, "little")
-
-
-def jpeg_scans(data: bytes, most: int) -> int:
+def jpeg_scans(file: BinaryIO, most: int) -> int:
     """How many scans a JPEG has, counted up to ``most`` + 1; 0 for what is no JPEG."""
-    if not data.startswith(b"\xff\xd8"):
+    if file.read(2) != b"\xff\xd8":
         return 0
-    scans, offset = 0, 2
+    data, scans, offset = file.read(), 0, 0
     while scans <= most:
         marker = _MARKER.search(data, offset)
         if marker is None:
@@ -237,7 +215,7 @@ def jpeg_scans(data: bytes, most: int) -> int:
         code, offset = data[marker.start() + 1], marker.end()
         if code == _END_OF_IMAGE:
             break
-        if code not in _ALONE:
+        if code not in _NO_LENGTH:
             offset += int.from_bytes(data[offset : offset + 2], "big")
         scans += code == _START_OF_SCAN
     return scans

@@ -26,12 +26,7 @@ _parent: Connection | None = None
 
 
 def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes: int) -> None:
-    """Serve calls until the other end hangs up.
-
-    Args:
-        descriptor, parent_pid, deadline_seconds: as in ``serve``.
-        memory_bytes: how much more memory the calls may take; 0 for no limit.
-    """
+    """``serve`` calls, which may take ``memory_bytes`` more memory (0 for no limit), until the other end hangs up."""
     at_start = 0
 
     def prepare(connection: Connection) -> bool:
@@ -49,8 +44,8 @@ def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes
             answer = outcome_of(call)
         except MemoryError:
             answer = pickle.dumps(("bad_sample", ("out_of_memory", _TOO_MUCH, "")))
-        if said := notes.collected():
-            answer = pickle.dumps(("said", said)) + answer
+        if texts := notes.collected():
+            answer = pickle.dumps(("warnings", texts)) + answer
         if not memory_bytes:
             return answer, False
         return answer, held_bytes("private") - at_start - len(answer) > _MOST_LEFT * memory_bytes
@@ -60,9 +55,7 @@ def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes
 
 def call_in_parent(function: Callable[..., T], *args: Any) -> T:
     """``function(*args)``, computed in the parent of a worker, which has imported qwen-vl-utils and torchvision, else
-    here; the function must be importable by name.
-
-    It must be pure, with hashable arguments: a worker caches answers.
+    here. It must be importable by name and pure, with hashable arguments: a worker caches answers.
 
     Raises:
         SampleError: as the function raised it.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.cache_entries import BYTES, entry, epoch, held, key, size_of
 from vlm_pg.cache import eviction
-from vlm_pg.cache.eviction import Outcome, places
+from vlm_pg.cache.eviction import Outcome, entry_files
 from vlm_pg.cache.store import Store
 
 ENTRIES = 40
@@ -31,7 +31,7 @@ def test_a_part_of_the_size_gives_that_part_of_the_hits(tmp_path: Path, order: s
     hits = [epoch(store, ORDERS[order](number)) for number in range(4)]
     assert hits == [0, *[int(share * ENTRIES)] * 3]
     assert store.uses.written == int(share * ENTRIES), "nothing is thrown out for its like"
-    assert sum(place.size for place in places(tmp_path / "cache")) <= limit
+    assert sum(stored.size for stored in entry_files(tmp_path / "cache")) <= limit
 
 
 @pytest.mark.parametrize("first", ["features", "frames"])
@@ -51,17 +51,17 @@ def test_features_take_what_frames_leave(tmp_path: Path, first: str) -> None:
     assert held(folder, "frames") == ENTRIES
     if first == "frames":
         assert held(folder, "features") == 10
-    assert sum(place.size for place in places(folder)) <= limit
-    kept = {place.key for place in places(folder)}
+    assert sum(stored.size for stored in entry_files(folder)) <= limit
+    kept = {stored.key for stored in entry_files(folder)}
     assert stores["features"].write(key(1000), entry(0, limit)) is Outcome.FULL
-    assert {place.key for place in places(folder)} == kept
+    assert {stored.key for stored in entry_files(folder)} == kept
 
 
 def test_one_that_is_not_kept_says_so(tmp_path: Path) -> None:
     limit = 2 * size_of(entry(0))
     store = Store(tmp_path / "cache", "frames", limit)
     outcomes = [store.write(key(number), entry(number)) for number in range(4)]
-    assert outcomes == [Outcome.KEPT, Outcome.KEPT, Outcome.FULL, Outcome.FULL]
+    assert outcomes == [Outcome.STORED, Outcome.STORED, Outcome.FULL, Outcome.FULL]
     assert store.write(key(9), entry(9, 10 * BYTES)) is Outcome.FULL, "larger than the limit by itself"
     assert (held(tmp_path / "cache", "frames"), store.uses.written) == (2, 2)
 
@@ -83,14 +83,14 @@ def test_a_full_cache_is_looked_through_again_in_time(
     store, other = (Store(folder, "frames", limit) for _ in range(2))
     epoch(store, list(range(ENTRIES)))
     assert len(looks) == 2, "at the beginning, and when it was full"
-    for place in places(folder):
-        place.path.unlink()
+    for stored in entry_files(folder):
+        stored.path.unlink()
     assert [one.write(key(0), entry(0)) for one in (store, other)] == [Outcome.FULL, Outcome.FULL]
     assert len(looks) == 2
     later = time.time() + 601
     monkeypatch.setattr(eviction.time, "time", lambda: later)
-    assert other.write(key(0), entry(0)) is Outcome.KEPT and len(looks) == 3
-    assert store.write(key(1), entry(1)) is Outcome.KEPT and len(looks) == 3
+    assert other.write(key(0), entry(0)) is Outcome.STORED and len(looks) == 3
+    assert store.write(key(1), entry(1)) is Outcome.STORED and len(looks) == 3
 
 
 def test_a_clock_that_is_put_back_keeps_nobody_waiting(
@@ -109,8 +109,8 @@ def test_frames_look_though_there_is_nothing_for_features(tmp_path: Path) -> Non
     folder, limit = tmp_path / "cache", 10 * (size_of(entry(0)) + 8)
     features = Store(folder, "features", limit)
     frames = Store(folder, "frames", limit, giving_way=("features",))
-    assert [features.write(key(number), entry(number)) for number in range(11)][-2:] == [Outcome.KEPT, Outcome.FULL]
-    assert frames.write(key(0), entry(0)) is Outcome.KEPT
+    assert [features.write(key(number), entry(number)) for number in range(11)][-2:] == [Outcome.STORED, Outcome.FULL]
+    assert frames.write(key(0), entry(0)) is Outcome.STORED
 
 
 def test_pruning_by_hand_makes_room_at_once(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_pruning_by_hand_makes_room_at_once(tmp_path: Path) -> None:
     epoch(store, list(range(ENTRIES)))
     assert store.write(key(100), entry(100)) is Outcome.FULL
     assert eviction.prune(tmp_path / "cache", 0) is not None
-    assert [store.write(key(number), entry(number)) for number in range(11)] == [Outcome.KEPT] * 10 + [Outcome.FULL]
+    assert [store.write(key(number), entry(number)) for number in range(11)] == [Outcome.STORED] * 10 + [Outcome.FULL]
 
 
 ODD = [

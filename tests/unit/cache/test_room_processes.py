@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.cache_entries import DAY, age, entry, epoch, held, key, size_of
 from vlm_pg.cache import eviction
-from vlm_pg.cache.eviction import Outcome, Place, alone, places
+from vlm_pg.cache.eviction import EntryFile, Outcome, entry_files, eviction_lock
 from vlm_pg.cache.store import Store
 
 SIZE, PROCESSES = size_of(entry(0)), 6
@@ -37,11 +37,11 @@ def together(work: Callable[..., None], *arguments: Any) -> list[int | None]:
 def slow_looks(patch: pytest.MonkeyPatch) -> None:
     """As in a large folder on a network's disk; others have the patience for it, on a machine of any load."""
 
-    def slowly(folder: Path) -> Iterator[Place]:
-        yield from places(folder)
+    def slowly(folder: Path) -> Iterator[EntryFile]:
+        yield from entry_files(folder)
         time.sleep(0.3)
 
-    patch.setattr(eviction, "places", slowly)
+    patch.setattr(eviction, "entry_files", slowly)
     patch.setattr(eviction, "_WAIT_SECONDS", 120.0)
 
 
@@ -49,12 +49,12 @@ def _fill(number: int, folder: Path, limit: int, entries: int) -> None:
     """Ends with how many were not kept."""
     store = Store(folder, "frames", limit)
     outcomes = [store.write(key(other), entry(other)) for other in range(1000 * number, 1000 * number + entries)]
-    os._exit(sum(outcome is not Outcome.KEPT for outcome in outcomes))
+    os._exit(sum(outcome is not Outcome.STORED for outcome in outcomes))
 
 
 @pytest.mark.parametrize("account_of", ["no cache", "a cache without one", "one that is odd", "a cache"])
 def test_many_processes_keep_to_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account_of: str) -> None:
-    """Each of them would fill it alone, and asks while the first one counts."""
+    """Each of them would fill it eviction_lock, and asks while the first one counts."""
     folder, limit = tmp_path / "cache", 50 * SIZE
     slow_looks(monkeypatch)
     if account_of != "no cache":
@@ -86,15 +86,15 @@ def test_who_waits_in_vain_is_told_so_and_does_not_wait_for_each(
     age(folder, 2 * DAY)
     monkeypatch.setattr(eviction.time, "sleep", waits.append)
     monkeypatch.setattr(eviction.time, "monotonic", lambda: 1000 + sum(waits))
-    with alone(folder) as is_alone:
-        assert is_alone
+    with eviction_lock(folder) as acquired:
+        assert acquired
         assert store.write(key(100), entry(100)) is Outcome.LATER
         number = len(waits)
         assert number > 10
         assert store.write(key(100), entry(100)) is Outcome.LATER and len(waits) == number
         waits.append(100.0)
         assert store.write(key(100), entry(100)) is Outcome.LATER and len(waits) > number + 10
-    assert store.write(key(100), entry(100)) is Outcome.KEPT
+    assert store.write(key(100), entry(100)) is Outcome.STORED
 
 
 def test_what_others_take_while_somebody_looks_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,18 +104,18 @@ def test_what_others_take_while_somebody_looks_is_counted(tmp_path: Path, monkey
     epoch(small, range(45))
     age(folder, 2 * DAY)
 
-    def meanwhile(cache: Path) -> list[Place]:
-        found = list(places(cache))
+    def meanwhile(cache: Path) -> list[EntryFile]:
+        found = list(entry_files(cache))
         if looks[0] == 0:
-            assert [small.write(key(number), entry(number)) for number in range(100, 105)] == [Outcome.KEPT] * 5
+            assert [small.write(key(number), entry(number)) for number in range(100, 105)] == [Outcome.STORED] * 5
         looks[0] += 1
         return found
 
-    monkeypatch.setattr(eviction, "places", meanwhile)
+    monkeypatch.setattr(eviction, "entry_files", meanwhile)
     monkeypatch.setattr(eviction, "_WAIT_SECONDS", 120.0)
-    assert large.write(key(200), entry(200, 9 * SIZE)) is Outcome.KEPT
+    assert large.write(key(200), entry(200, 9 * SIZE)) is Outcome.STORED
     with eviction.opened(folder) as known:
-        assert known.used == sum(place.size for place in places(folder)) <= limit
+        assert known.used == sum(stored.size for stored in entry_files(folder)) <= limit
     assert looks == [2]
 
 
@@ -125,20 +125,20 @@ def test_who_comes_after_another_does_not_look_again(tmp_path: Path, monkeypatch
     epoch(store, range(30))
     age(folder, 2 * DAY)
 
-    def counted(cache: Path) -> Iterator[Place]:
+    def counted(cache: Path) -> Iterator[EntryFile]:
         looks[0] += 1
-        return places(cache)
+        return entry_files(cache)
 
     @contextmanager
     def after_the_other(cache: Path) -> Iterator[bool]:
-        monkeypatch.setattr(eviction, "alone", alone)
-        assert other.write(key(100), entry(100)) is Outcome.KEPT
-        with alone(cache) as is_alone:
-            yield is_alone
+        monkeypatch.setattr(eviction, "eviction_lock", eviction_lock)
+        assert other.write(key(100), entry(100)) is Outcome.STORED
+        with eviction_lock(cache) as acquired:
+            yield acquired
 
-    monkeypatch.setattr(eviction, "places", counted)
-    monkeypatch.setattr(eviction, "alone", after_the_other)
-    assert store.write(key(200), entry(200)) is Outcome.KEPT and looks == [1]
+    monkeypatch.setattr(eviction, "entry_files", counted)
+    monkeypatch.setattr(eviction, "eviction_lock", after_the_other)
+    assert store.write(key(200), entry(200)) is Outcome.STORED and looks == [1]
 
 
 def _write_and_be_killed(folder: Path, limit: int, step: int) -> None:
@@ -156,15 +156,15 @@ def _write_and_be_killed(folder: Path, limit: int, step: int) -> None:
         if seen == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write(descriptor: int, content: bytes, place: int) -> int:
+    def write(descriptor: int, content: bytes, stored: int) -> int:
         one_more()
-        done = pwrite(descriptor, content, place)
+        done = pwrite(descriptor, content, stored)
         one_more()
         return done
 
     pwrite, os.pwrite = os.pwrite, write  # type: ignore[assignment]
     sys.addaudithook(count)
-    assert Store(folder, "frames", limit).write(key(1000), entry(1000)) is Outcome.KEPT
+    assert Store(folder, "frames", limit).write(key(1000), entry(1000)) is Outcome.STORED
     os._exit(0)
 
 
@@ -182,7 +182,7 @@ def test_who_is_killed_while_making_room_leaves_an_account_that_others_use(tmp_p
         writer.join()
         assert writer.exitcode in (0, -signal.SIGKILL)
         store = Store(folder, "frames", limit)
-        kept = [store.write(key(number), entry(number)) for number in range(2000, 2012)].count(Outcome.KEPT)
+        kept = [store.write(key(number), entry(number)) for number in range(2000, 2012)].count(Outcome.STORED)
         assert held(folder, "frames") == 10 and kept == 10 - store.has(key(1000))
         if writer.exitcode == 0:
             break
@@ -194,10 +194,10 @@ def _ask(folder: Path, limit: int, seed: int) -> None:
     store, chance = Store(folder, "frames", limit), random.Random(seed)
     while True:
         epoch(store, [chance.randrange(1000) for _ in range(50)])
-        for place in places(folder):
+        for stored in entry_files(folder):
             if chance.random() < 0.5:
                 with suppress(FileNotFoundError):
-                    os.utime(place.path, (0, 0))
+                    os.utime(stored.path, (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -210,18 +210,18 @@ def test_the_limit_holds_at_every_moment(tmp_path: Path, kills: int, loses_accou
     Store(folder, "frames", limit)
     processes: list[Any] = [None] * PROCESSES
     for number in range(kills):
-        place = chance.randrange(PROCESSES)
-        if processes[place] is not None:
-            processes[place].kill()
-            processes[place].join()
-        processes[place] = context.Process(target=_ask, args=(folder, limit, number))
-        processes[place].start()
+        stored = chance.randrange(PROCESSES)
+        if processes[stored] is not None:
+            processes[stored].kill()
+            processes[stored].join()
+        processes[stored] = context.Process(target=_ask, args=(folder, limit, number))
+        processes[stored].start()
         for _ in range(chance.randrange(4)):
-            most = max(most, sum(entry.size for entry in places(folder)))
+            most = max(most, sum(entry.size for entry in entry_files(folder)))
         if loses_account and chance.random() < 0.1:
             (folder / eviction.USAGE_FILE).unlink(missing_ok=True)
     while most < 50 * SIZE:
-        most = sum(entry.size for entry in places(folder))
+        most = sum(entry.size for entry in entry_files(folder))
     for process in processes:
         if process is not None:
             process.kill()

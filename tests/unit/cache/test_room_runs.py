@@ -25,7 +25,7 @@ def left_by_another(folder: Path, entries: int, asked: int, seconds: float) -> N
 
 @pytest.mark.parametrize("days, hits", [(0.02, [20, 20]), (0.9, [20, 20]), (1.1, [0, 20])])
 def test_what_was_filled_before_a_run_is_there_in_its_first_epoch(tmp_path: Path, days: float, hits: list[int]) -> None:
-    """Or was left by another run on the same media. Of what nobody used for longer others take the place."""
+    """Or was left by another run on the same media. Of what nobody used for longer others take the stored."""
     left_by_another(tmp_path / "cache", 20, 40, days * DAY)
     store = Store(tmp_path / "cache", "frames", 20 * SIZE, time.time())
     # Backwards: what is there comes last.
@@ -48,7 +48,7 @@ def test_media_of_yesterdays_other_run_make_room_for_todays(tmp_path: Path) -> N
     left_by_another(tmp_path / "cache", 150, 150, 0.8 * DAY)
     store, others = Store(tmp_path / "cache", "frames", 150 * SIZE, time.time()), range(1000, 1150)
     outcomes = [store.write(key(number), entry(number)) for number in others]
-    assert outcomes == [Outcome.LATER] * eviction._IN_VAIN + [Outcome.KEPT] * 50
+    assert outcomes == [Outcome.LATER] * eviction._IN_VAIN + [Outcome.STORED] * 50
     assert [epoch(store, others) for _ in range(2)] == [50, 150]
     assert store.write(key(2000), entry(2000)) is Outcome.FULL, "what this run has used stays"
 
@@ -59,7 +59,7 @@ def test_processes_of_a_run_count_together(tmp_path: Path) -> None:
     began = time.time() // 600 * 600
     stores = [Store(tmp_path / "cache", "frames", 150 * SIZE, began + 50 * number) for number in range(10)]
     outcomes = [stores[number % 10].write(key(number), entry(number)) for number in range(1000, 1110)]
-    assert outcomes == [Outcome.LATER] * eviction._IN_VAIN + [Outcome.KEPT] * 10
+    assert outcomes == [Outcome.LATER] * eviction._IN_VAIN + [Outcome.STORED] * 10
 
 
 def test_another_run_counts_anew(tmp_path: Path) -> None:
@@ -82,9 +82,9 @@ def test_what_was_used_just_before_a_run_and_in_it_is_of_the_run(tmp_path: Path)
     age(tmp_path / "cache", -(now // 600 * 600 - time.time() - 60))  # a minute before
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eviction.time, "time", lambda: now)
-        before = {place.key: place.used for place in eviction.places(tmp_path / "cache")}
+        before = {stored.key: stored.used for stored in eviction.entry_files(tmp_path / "cache")}
         assert epoch(store, [3, 4]) == 2
-    changed = {place.key for place in eviction.places(tmp_path / "cache") if place.used != before[place.key]}
+    changed = {stored.key for stored in eviction.entry_files(tmp_path / "cache") if stored.used != before[stored.key]}
     assert changed == {key(3), key(4)}
 
 
@@ -99,7 +99,7 @@ def test_an_account_of_many_runs_stays_small_and_knows_who_found_it_full(tmp_pat
         [name] = of_all.runs
     for number in range(100):
         later = Store(folder, "frames", 5 * SIZE, now - 600 * number)
-        later._room.found(now - 600 * number - 3600)  # type: ignore[union-attr]
+        later._room.record_hit(now - 600 * number - 3600)  # type: ignore[union-attr]
     with eviction.opened(folder) as of_all:
         assert of_all.runs[name] == full and len(of_all.runs) == eviction._MOST_RUNS
         of_all.runs = {f"{1_700_000_000 + number}": full for number in range(eviction._MOST_RUNS)}

@@ -19,7 +19,7 @@ from PIL import Image, features
 
 from tests.support.frame_folders import coloured, write_folder
 from vlm_pg.cache import provenance as machine
-from vlm_pg.cache.eviction import Outcome, places
+from vlm_pg.cache.eviction import Outcome, entry_files
 from vlm_pg.cache.provenance import source_digest
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import ConfigError, SampleError
@@ -88,10 +88,12 @@ def test_real_files_come_back_bit_for_bit(
         plain = decode_file("video", str(media_dir / name), SETTINGS, 28, part)
     except SampleError as fault:
         with pytest.raises(SampleError, match=fault.reason.split("_")[-1]):
-            load_file("video", str(media_dir / name), SETTINGS, 28, part, kept=kept)
-        assert not list(places(tmp_path / "cache"))
+            load_file("video", str(media_dir / name), SETTINGS, 28, part, cache_settings=kept)
+        assert not list(entry_files(tmp_path / "cache"))
         return
-    first, second = (load_file("video", str(media_dir / name), SETTINGS, 28, part, kept=kept) for _ in range(2))
+    first, second = (
+        load_file("video", str(media_dir / name), SETTINGS, 28, part, cache_settings=kept) for _ in range(2)
+    )
     assert same(first, plain) and same(second, plain) and decoded == [name]
 
 
@@ -102,7 +104,7 @@ def test_an_entry_is_about_content_part_and_settings(media_dir: Path, tmp_path: 
     shutil.copyfile(one, other)
 
     def load(path: Path, settings: MediaSettings = SETTINGS, factor: int = 28, part: Part = WHOLE) -> DecodedMedia:
-        return load_file("video", str(path), settings, factor, part, kept=kept)
+        return load_file("video", str(path), settings, factor, part, cache_settings=kept)
 
     whole = load(one)
     assert same(load(other), whole) and decoded == ["a.mkv"], "the same content under another name"
@@ -134,7 +136,7 @@ def test_a_folder_of_pictures_is_kept_by_all_of_them(tmp_path: Path, decoded: li
     folder = write_folder(tmp_path / "a", [coloured(number) for number in range(9)])
 
     def load(path: Path, part: Part = part) -> DecodedMedia:
-        found = load_file("video", str(path), SETTINGS, 28, part, kept=kept)
+        found = load_file("video", str(path), SETTINGS, 28, part, cache_settings=kept)
         assert same(found, decode_file("video", str(path), SETTINGS, 28, part))
         return found
 
@@ -154,10 +156,10 @@ def test_a_folder_of_pictures_is_kept_by_all_of_them(tmp_path: Path, decoded: li
     assert len(decoded) == 5
     os.truncate(folder / "00001.png", 40)
     with pytest.raises(SampleError, match=r"'a/00001\.png' cannot be decoded"):
-        load_file("video", str(folder), SETTINGS, 28, part, kept=kept)
+        load_file("video", str(folder), SETTINGS, 28, part, cache_settings=kept)
     (folder / "00001.png").unlink()
     with pytest.raises(SampleError, match="begins with number 2"):
-        load_file("video", str(folder), SETTINGS, 28, part, kept=kept)
+        load_file("video", str(folder), SETTINGS, 28, part, cache_settings=kept)
 
 
 def test_a_file_that_changes_meanwhile_is_not_kept(media_dir: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -169,8 +171,8 @@ def test_a_file_that_changes_meanwhile_is_not_kept(media_dir: Path, tmp_path: Pa
         return decode_file(*arguments)
 
     monkeypatch.setattr(frame_cache, "decode_file", decode)
-    load_file("video", str(path), SETTINGS, 28, kept=kept)
-    assert not list(places(tmp_path / "cache"))
+    load_file("video", str(path), SETTINGS, 28, cache_settings=kept)
+    assert not list(entry_files(tmp_path / "cache"))
 
 
 def test_images_and_subtitles_are_kept(tmp_path: Path, media_dir: Path, decoded: list[str]) -> None:
@@ -178,24 +180,24 @@ def test_images_and_subtitles_are_kept(tmp_path: Path, media_dir: Path, decoded:
 
     kept = CacheSettings(folder=tmp_path / "cache")
     Image.effect_noise((90, 70), 80).convert("RGB").save(tmp_path / "a.png")
-    first, second = (load_file("image", str(tmp_path / "a.png"), SETTINGS, 28, kept=kept) for _ in range(2))
+    first, second = (load_file("image", str(tmp_path / "a.png"), SETTINGS, 28, cache_settings=kept) for _ in range(2))
     assert same(first, second) and decoded == ["a.png"]
     words, video = tmp_path / "a.srt", str(media_dir / "flipping_a_pancake.mkv")
     for text in ("Flip it.", "Eat it."):
         words.write_text(f"1\n00:00:01,000 --> 00:00:02,000\n{text}\n")
         for _ in range(2):
-            media = load_file("video", video, SETTINGS, 28, subtitles=str(words), kept=kept)
+            media = load_file("video", video, SETTINGS, 28, subtitles=str(words), cache_settings=kept)
             assert [cue.text for cue in media.subtitles] == [text]
     assert decoded == ["a.png", "flipping_a_pancake.mkv", "flipping_a_pancake.mkv"]
 
 
 def test_damaged_entries_are_decoded_anew(media_dir: Path, tmp_path: Path, decoded: list[str]) -> None:
     kept, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "flipping_a_pancake.mkv")
-    plain = load_file("video", video, SETTINGS, 28, kept=kept)
-    [place] = places(tmp_path / "cache")
-    place.path.write_bytes(place.path.read_bytes()[:-3])
-    assert same(load_file("video", video, SETTINGS, 28, kept=kept), plain) and len(decoded) == 2
-    assert same(load_file("video", video, SETTINGS, 28, kept=kept), plain) and len(decoded) == 2
+    plain = load_file("video", video, SETTINGS, 28, cache_settings=kept)
+    [stored] = entry_files(tmp_path / "cache")
+    stored.path.write_bytes(stored.path.read_bytes()[:-3])
+    assert same(load_file("video", video, SETTINGS, 28, cache_settings=kept), plain) and len(decoded) == 2
+    assert same(load_file("video", video, SETTINGS, 28, cache_settings=kept), plain) and len(decoded) == 2
 
 
 def test_a_cache_that_cannot_be_written_costs_no_frames(
@@ -209,7 +211,7 @@ def test_a_cache_that_cannot_be_written_costs_no_frames(
     monkeypatch.setattr(Store, "write", full)
     kept, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "video_90.mov")
     with pytest.warns(UserWarning, match=r"cannot be written \(No space left on device\): frames are decoded again"):
-        media = load_file("video", video, SETTINGS, 28, kept=kept)
+        media = load_file("video", video, SETTINGS, 28, cache_settings=kept)
     assert same(media, decode_file("video", video, SETTINGS, 28))
 
 
@@ -220,7 +222,7 @@ def test_only_a_full_cache_is_called_full(
     """One in which others make room at this moment is not; in neither case are the frames called kept."""
     monkeypatch.setattr(frame_cache.Store, "write", lambda *_: outcome)
     kept, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "video_90.mov")
-    assert frame_cache.keep_file("video", video, SETTINGS, 28, WHOLE, "", kept, None) == (outcome is Outcome.KEPT)
+    assert frame_cache.store_file("video", video, SETTINGS, 28, WHOLE, "", kept, None) == (outcome is Outcome.STORED)
     told = [str(one.message) for one in recwarn if "cache" in str(one.message)]
     assert len(told) == (outcome is Outcome.FULL) and all("has no room for more frames" in one for one in told)
 
@@ -229,19 +231,19 @@ def test_only_a_full_cache_is_called_full(
 def test_the_loader_keeps_frames(media_dir: Path, tmp_path: Path, workers: int) -> None:
     kept, settings = CacheSettings(folder=tmp_path / "cache"), SETTINGS.model_copy(update={"workers": workers})
     refs = [MediaRef("video", name) for name in ("flipping_a_pancake.mkv", "video_90.mov", "corrupted.mp4")]
-    with MediaLoader(settings, media_dir) as plain, MediaLoader(settings, media_dir, kept=kept) as keeping:
+    with MediaLoader(settings, media_dir) as plain, MediaLoader(settings, media_dir, cache_settings=kept) as keeping:
         expected = plain.load(refs)
         for _ in range(2):
             got = keeping.load(refs)
             assert all(same(a, b) for a, b in zip(got[:2], expected[:2], strict=True))  # type: ignore[arg-type]
             assert isinstance(got[2], SampleError) and str(got[2]) == str(expected[2])
-    assert len(list(places(tmp_path / "cache"))) == 2
+    assert len(list(entry_files(tmp_path / "cache"))) == 2
 
 
 def test_a_folder_that_is_no_cache_is_refused_at_once(media_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="holds files and is no cache"):
-        MediaLoader(SETTINGS, media_dir, kept=CacheSettings(folder=tmp_path))
+        MediaLoader(SETTINGS, media_dir, cache_settings=CacheSettings(folder=tmp_path))
 
 
 FEW = MediaSettings(max_frames=4, max_pixels=20 * 28 * 28, workers=0)
@@ -308,8 +310,8 @@ def test_what_is_made_with_something_else_is_not_taken(
                 if changed:
                     CHANGES[name][2](patched)
                 made_with.cache_clear()
-                load_file(kind, str(path), FEW, 28, kept=cache)  # type: ignore[arg-type]
-            counts.append(len(list(places(tmp_path / "cache"))))
+                load_file(kind, str(path), FEW, 28, cache_settings=cache)  # type: ignore[arg-type]
+            counts.append(len(list(entry_files(tmp_path / "cache"))))
         assert counts == ([1, 2, 2, 2] if kind == "video" else [3, 4, 4, 4])
 
 
@@ -347,7 +349,7 @@ def test_a_decoder_is_more_than_its_version(torchcodec: dict[str, str], monkeypa
     found.append(facts("video", "torchcodec"))
     of_package("decord")(monkeypatch)
     found.append(facts("video", "decord"))
-    assert all(one != other for place, one in enumerate(found) for other in found[:place])
+    assert all(one != other for index, one in enumerate(found) for other in found[:index])
 
 
 def test_a_gpu_that_decodes_is_named_by_its_driver(
@@ -368,14 +370,14 @@ def test_a_gpu_that_decodes_is_named_by_its_driver(
     assert not asked and found[1]["gpu"] == ["H200", "580"]
     (tmp_path / "gpus" / "0000:01" / "information").unlink()
     found += [facts("video", "torchcodec", "cuda"), facts("video", "torchcodec")]
-    assert asked == [3] and all(one != other for place, one in enumerate(found) for other in found[:place])
+    assert asked == [3] and all(one != other for index, one in enumerate(found) for other in found[:index])
 
 
 def kept(loader: MediaLoader, refs: list[MediaRef]) -> list[bool]:
     """One after the other."""
     found = []
     for ref in refs:
-        one = loader.keep(ref)
+        one = loader.store(ref)
         assert not isinstance(one, SampleError)
         found.append(one.result())
     return found
@@ -387,11 +389,11 @@ def test_a_full_cache_is_told_of_wherever_it_is_noticed(media_dir: Path, tmp_pat
     """Once, by the process that has a terminal."""
     settings = FEW.model_copy(update={"workers": workers})
     refs = [MediaRef("video", f"video_{turn}.mov") for turn in (90, 180, 270)]
-    with MediaLoader(FEW, media_dir, kept=CacheSettings(folder=tmp_path / "all")) as loader:
+    with MediaLoader(FEW, media_dir, cache_settings=CacheSettings(folder=tmp_path / "all")) as loader:
         assert kept(loader, refs) == [True] * 3
-    size = max(place.size for place in places(tmp_path / "all"))
+    size = max(stored.size for stored in entry_files(tmp_path / "all"))
     small = CacheSettings(folder=tmp_path / "cache", max_gb=1.5 * size / 2**30)
-    with MediaLoader(settings, media_dir, kept=small) as loader:
+    with MediaLoader(settings, media_dir, cache_settings=small) as loader:
         with pytest.warns(UserWarning, match=r"has no room for more frames within cache\.max_gb") as told:
             found = kept(loader, refs)
         assert found == [True, False, False] and (len(told) == 1 or not workers)

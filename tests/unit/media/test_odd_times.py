@@ -14,7 +14,7 @@ from tests.support.odd_clips import at_storage_times, decoded, encode, remux
 from tests.support.whole_decode import decode_whole
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.container import read_header
+from vlm_pg.media.container import header_of, open_video
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.seeking import PyAVDecoder
@@ -83,7 +83,8 @@ def test_few_frames_beside_longer_sound(late: int, tmp_path: Path) -> None:
         return packets
 
     path = remux(slides, tmp_path / "b.mkv", later, audio_seconds=40.0)
-    assert read_header(path).duration_seconds == pytest.approx(40.0, abs=0.2)
+    with open_video(path) as opened:
+        assert header_of(*opened).duration_seconds == pytest.approx(40.0, abs=0.2)
     assert decode_video(path, MediaSettings(), 28).frame_seconds == (0.0, 20.0)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])

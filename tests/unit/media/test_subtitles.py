@@ -12,10 +12,10 @@ from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.sampling import WHOLE, Part, Timeline
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.subtitles import (
+    _LINE_END,
     Fault,
     Written,
     cues_within,
-    lines_of,
     plain_srt,
     plain_vtt,
     read_srt,
@@ -170,7 +170,7 @@ ONE, TWO = "00:00:01,000 --> 00:00:02,000", "00:00:03,000 --> 00:00:04,000"
 
 def written(text: str, kind: str) -> list[tuple[int, str]]:
     """Beginnings in milliseconds, and lines."""
-    found: list[Written] = (read_vtt if kind == "vtt" else read_srt)(lines_of(text))
+    found: list[Written] = (read_vtt if kind == "vtt" else read_srt)(_LINE_END.split(text))
     return [(one.start, "|".join(line.strip() for line in one.lines)) for one in found]
 
 
@@ -402,7 +402,7 @@ def test_ffmpeg_reads_the_same(tmp_path: Path, kind: str) -> None:
             expected.append((start, end, text.split("\n") if text else []))
         path = tmp_path / f"{case}.{kind}"
         path.write_text(("WEBVTT\n\n" if kind == "vtt" else "") + "\n".join(blocks))
-        ours = (read_vtt if kind == "vtt" else read_srt)(lines_of(path.read_text()))
+        ours = (read_vtt if kind == "vtt" else read_srt)(_LINE_END.split(path.read_text()))
         assert [(one.start, one.end, [line for line in one.lines if line]) for one in ours] == expected
         with av.open(str(path)) as container:
             packets = [packet for packet in container.demux() if packet.size]

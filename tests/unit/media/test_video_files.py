@@ -13,7 +13,7 @@ import torch
 from vlm_pg.errors import SampleError
 from vlm_pg.media import seeking
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.container import read_header
+from vlm_pg.media.container import header_of, open_video
 from vlm_pg.media.decode_file import decode_file, decode_video, resize_frames
 from vlm_pg.media.index import EntryPoint, read_index
 from vlm_pg.media.seeking import PyAVDecoder
@@ -117,7 +117,8 @@ def test_pyav_seeking_equals_decoding_everything(media_dir: Path):
 
 @pytest.mark.parametrize("decoder", [DecordDecoder, PyAVDecoder])
 def test_the_larger_of_two_streams_is_read(media_dir: Path, decoder):
-    assert read_header(media_dir / "nasa_13013.mp4").width == 480
+    with open_video(media_dir / "nasa_13013.mp4") as opened:
+        assert header_of(*opened).width == 480
     index = read_index(media_dir / "nasa_13013.mp4")
     assert decoder(media_dir / "nasa_13013.mp4", index).read([0]).shape == (1, 270, 480, 3)
 
