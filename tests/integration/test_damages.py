@@ -17,7 +17,7 @@ from vlm_pg.files import parse_json_line
 from vlm_pg.observe.report import write_report
 
 DAMAGES = all_damages()
-SAMPLE = [damage for place, damage in enumerate(DAMAGES) if place % 12 == 0 or "nan" in damage.name]
+SAMPLE = [damage for position, damage in enumerate(DAMAGES) if position % 12 == 0 or "nan" in damage.name]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,8 @@ def resume(home: Path, tmp_path: Path, damage: Damage) -> None:
 def as_uninterrupted(run: Path, longer: Path, damage: Damage) -> None:
     """Bit for bit the weights, optimizer states and rewards of the run that was never damaged."""
     for file in ("model.safetensors", STATES):
-        place = f"checkpoints/step-00000{STEPS + 1}/{file}"
-        assert (run / place).read_bytes() == (longer / place).read_bytes(), file
+        position = f"checkpoints/step-00000{STEPS + 1}/{file}"
+        assert (run / position).read_bytes() == (longer / position).read_bytes(), file
     expected = {line["step"]: line["reward"] for line in read_lines(longer / "metrics.jsonl")}
     found = [parse_json_line(line) for line in (run / "metrics.jsonl").open("rb")]
     rewards = {

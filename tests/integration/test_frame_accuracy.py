@@ -71,7 +71,7 @@ def test_auto_returns_the_frames_asked_for_or_refuses(name: str, tmp_path: Path)
     assert len(index.pts) == FRAMES - clip.first
     check_reads(PyAVDecoder(path, index), clip)
     media = decode_video(path, MediaSettings(fps=1000, max_frames=32), 28)
-    expected = [clip.first + place for place in frame_indices(FRAMES - clip.first, 32)]
+    expected = [clip.first + position for position in frame_indices(FRAMES - clip.first, 32)]
     assert [number_of(frame.transpose(1, 2, 0)) for frame in media.frames] == expected
     assert media.decoder == "pyav"
 
@@ -94,7 +94,7 @@ def check_reads(decoder: Decoder, clip: Clip) -> None:
     total = FRAMES - clip.first
     for wanted in (range(total), (0, 20, total - 2, total - 1), (total - 1,), (13,), (11, 12), (total // 2,)):
         numbers = [number_of(picture) for picture in decoder.read(list(wanted))]
-        assert numbers == [clip.first + place for place in wanted]
+        assert numbers == [clip.first + position for position in wanted]
 
 
 @pytest.mark.parametrize("name", all_clips())

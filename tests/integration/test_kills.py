@@ -30,7 +30,7 @@ AGAIN = 2 / 3
 
 @dataclass(frozen=True)
 class Moment:
-    """So many seconds after a run has told so many times where it is: also on a busier machine the same place."""
+    """So many seconds after a run has told so many times where it is: also on a busier machine the same phase."""
 
     told: int
     seconds: float

@@ -33,13 +33,13 @@ _DISGUISES = {
 
 
 def _contents(targets: list[str], url: str) -> Iterator[tuple[str, bytes]]:
-    for place, target in enumerate([*targets, url]):
-        yield f"concat{place}", f"ffconcat version 1.0\nfile '{target}'\n".encode()
-        yield f"concat-stream{place}", f"ffconcat version 1.0\nstream\nfile {target}\nduration 1\n".encode()
-        yield f"hls{place}", f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{target}\n#EXT-X-ENDLIST\n".encode()
-        yield f"map{place}", f'#EXTM3U\n#EXT-X-MAP:URI="{target}"\n#EXTINF:1,\n{target}\n#EXT-X-ENDLIST\n'.encode()
-        yield f"dash{place}", _DASH.replace("TARGET", target).encode()
-        yield f"smil{place}", f'<smil><body><video src="{target}"/></body></smil>'.encode()
+    for position, target in enumerate([*targets, url]):
+        yield f"concat{position}", f"ffconcat version 1.0\nfile '{target}'\n".encode()
+        yield f"concat-stream{position}", f"ffconcat version 1.0\nstream\nfile {target}\nduration 1\n".encode()
+        yield f"hls{position}", f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{target}\n#EXT-X-ENDLIST\n".encode()
+        yield f"map{position}", f'#EXTM3U\n#EXT-X-MAP:URI="{target}"\n#EXTINF:1,\n{target}\n#EXT-X-ENDLIST\n'.encode()
+        yield f"dash{position}", _DASH.replace("TARGET", target).encode()
+        yield f"smil{position}", f'<smil><body><video src="{target}"/></body></smil>'.encode()
     yield "long", b"ffconcat version 1.0\n" + f"file {targets[0]}\n".encode() * 20_000
     yield "sdp", b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nm=video 9 RTP/AVP 96\n"
     yield "asx", f'<asx><entry><ref href="{url}"/></entry></asx>'.encode()

@@ -32,12 +32,12 @@ class Misbehaviour:
         return f"{self.name}{'' if self.exact else ' (texts)'}"
 
 
-def of_choice(edit: Callable[[dict[str, Any]], Any], place: int = 0) -> Misbehave:
+def of_choice(edit: Callable[[dict[str, Any]], Any], position: int = 0) -> Misbehave:
     """Replace one choice by what ``edit`` makes of it."""
 
     def change(reply: Reply) -> None:
         choices = reply.value["choices"]
-        choices[place % len(choices)] = edit(choices[place % len(choices)])
+        choices[position % len(choices)] = edit(choices[position % len(choices)])
 
     return change
 

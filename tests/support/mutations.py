@@ -28,58 +28,58 @@ def damaged_payload(data: bytes, seed: str) -> bytes:
         head = data.index(b"mdat") - 4
         start, end = head + 8, head + int.from_bytes(data[head : head + 4], "big")
     for _ in range(random_.choice((1, 1, 2, 4, 8))):
-        place, length = random_.randrange(start + 8, end - 64), random_.choice((4, 16, 64))
+        offset, length = random_.randrange(start + 8, end - 64), random_.choice((4, 16, 64))
         match random_.randrange(3):
             case 0:
-                damaged[place] ^= 1 << random_.randrange(8)
+                damaged[offset] ^= 1 << random_.randrange(8)
             case 1:
-                damaged[place : place + length] = random_.randbytes(length)
+                damaged[offset : offset + length] = random_.randbytes(length)
             case 2:
-                damaged[place : place + length] = bytes(length)
+                damaged[offset : offset + length] = bytes(length)
     return bytes(damaged)
 
 
-def _place(data: bytearray, random_: random.Random) -> int:
+def _offset(data: bytearray, random_: random.Random) -> int:
     """Anywhere, but half of the time in the header."""
     return random_.randrange(min(len(data), 2048) if random_.random() < 0.5 else len(data))
 
 
 def _flip(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    data[_place(data, random_)] ^= 1 << random_.randrange(8)
+    data[_offset(data, random_)] ^= 1 << random_.randrange(8)
 
 
 def _overwrite(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place = _place(data, random_)
-    data[place : place + random_.choice((1, 2, 4, 64))] = random_.randbytes(random_.choice((1, 2, 4, 64)))
+    offset = _offset(data, random_)
+    data[offset : offset + random_.choice((1, 2, 4, 64))] = random_.randbytes(random_.choice((1, 2, 4, 64)))
 
 
 def _extreme(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place, order = _place(data, random_), random_.choice(("big", "little"))
-    data[place : place + 4] = random_.choice(EXTREMES).to_bytes(4, order)  # type: ignore[arg-type]
+    offset, order = _offset(data, random_), random_.choice(("big", "little"))
+    data[offset : offset + 4] = random_.choice(EXTREMES).to_bytes(4, order)  # type: ignore[arg-type]
 
 
 def _cut(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    del data[_place(data, random_) :]
+    del data[_offset(data, random_) :]
 
 
 def _remove(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place = _place(data, random_)
-    del data[place : place + random_.choice((1, 7, 188, 1000))]
+    offset = _offset(data, random_)
+    del data[offset : offset + random_.choice((1, 7, 188, 1000))]
 
 
 def _repeat(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place = _place(data, random_)
-    data[place:place] = data[place : place + random_.choice((1, 16, 188, 4000))] * random_.choice((1, 2, 50))
+    offset = _offset(data, random_)
+    data[offset:offset] = data[offset : offset + random_.choice((1, 16, 188, 4000))] * random_.choice((1, 2, 50))
 
 
 def _splice(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
     other = bases[random_.choice(sorted(bases))]
-    data[_place(data, random_) :] = other[random_.randrange(len(other)) :]
+    data[_offset(data, random_) :] = other[random_.randrange(len(other)) :]
 
 
 def _zero(data: bytearray, random_: random.Random, bases: Mapping[str, bytes]) -> None:
-    place, length = _place(data, random_), random_.choice((4, 100, 5000))
-    data[place : place + length] = bytes(len(data[place : place + length]))
+    offset, length = _offset(data, random_), random_.choice((4, 100, 5000))
+    data[offset : offset + length] = bytes(len(data[offset : offset + length]))
 
 
 _KINDS: list[Callable[[bytearray, random.Random, Mapping[str, bytes]], None]] = [

@@ -40,9 +40,9 @@ def remux(source: Path, path: Path, change: Callable[[list[Any]], list[Any]], au
         for packet in change([packet for packet in old.demux(old.streams.video[0]) if packet.size]):
             packet.stream = stream
             new.mux(packet)
-        for place in range(int(audio_seconds * 16000 / 1024)):
+        for offset in range(int(audio_seconds * 16000 / 1024)):
             silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-            silence.sample_rate, silence.pts = 16000, 1024 * place
+            silence.sample_rate, silence.pts = 16000, 1024 * offset
             new.mux(sound.encode(silence))  # type: ignore[union-attr]
         if sound is not None:
             new.mux(sound.encode())
@@ -51,8 +51,8 @@ def remux(source: Path, path: Path, change: Callable[[list[Any]], list[Any]], au
 
 def at_storage_times(packets: list[Any]) -> list[Any]:
     """Each packet is said to be shown when it is decoded, 25 a second, as in a raw stream that nobody parsed."""
-    for place, packet in enumerate(packets):
-        packet.pts = packet.dts = round(Fraction(place, 25) / packet.time_base)
+    for offset, packet in enumerate(packets):
+        packet.pts = packet.dts = round(Fraction(offset, 25) / packet.time_base)
     return packets
 
 
@@ -67,7 +67,7 @@ def decoded(path: Path) -> list[int | None]:
 def with_matrix(source: Path, path: Path, a: float, b: float, c: float, d: float) -> Path:
     """An MP4 or QuickTime file whose track is to be shown at x' = a x + c y, y' = b x + d y."""
     data = bytearray(source.read_bytes())
-    place = data.index(b"tkhd") + 4 + 40  # version 0
-    data[place : place + 36] = struct.pack(">9i", *(round(n * 65536) for n in (a, b, 0, c, d, 0, 0, 0)), 1 << 30)
+    offset = data.index(b"tkhd") + 4 + 40  # version 0
+    data[offset : offset + 36] = struct.pack(">9i", *(round(n * 65536) for n in (a, b, 0, c, d, 0, 0, 0)), 1 << 30)
     path.write_bytes(data)
     return path

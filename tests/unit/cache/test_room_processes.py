@@ -54,7 +54,7 @@ def _fill(number: int, folder: Path, limit: int, entries: int) -> None:
 
 @pytest.mark.parametrize("account_of", ["no cache", "a cache without one", "one that is odd", "a cache"])
 def test_many_processes_keep_to_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, account_of: str) -> None:
-    """Each of them would fill it eviction_lock, and asks while the first one counts."""
+    """Each of them would fill it alone, and asks while the first one counts."""
     folder, limit = tmp_path / "cache", 50 * SIZE
     slow_looks(monkeypatch)
     if account_of != "no cache":
@@ -156,9 +156,9 @@ def _write_and_be_killed(folder: Path, limit: int, step: int) -> None:
         if seen == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write(descriptor: int, content: bytes, stored: int) -> int:
+    def write(descriptor: int, content: bytes, offset: int) -> int:
         one_more()
-        done = pwrite(descriptor, content, stored)
+        done = pwrite(descriptor, content, offset)
         one_more()
         return done
 

@@ -83,8 +83,8 @@ def test_damaged_entries_are_found_and_made_anew(tmp_path: Path, damages: int) -
         elif way == 3:
             path.write_bytes(whole + b"more")
         elif way == 4:
-            stored = chance.randrange(8, 300)  # in the header
-            path.write_bytes(whole[:stored] + chance.randbytes(4) + whole[stored + 4 :])
+            offset = chance.randrange(8, 300)  # in the header
+            path.write_bytes(whole[:offset] + chance.randbytes(4) + whole[offset + 4 :])
         elif way == 5:
             path.unlink()
             path.symlink_to(store._path(other))

@@ -29,10 +29,10 @@ def long_text_then_killed() -> str:
 
 
 def dies_in_its_first_start(folder: str) -> None:
-    """Each of the first three processes, once all three are there: so they are in different places."""
-    for place in range(3):
+    """Each of the first three processes, once all three are there: so they are in different slots."""
+    for position in range(3):
         try:
-            os.close(os.open(f"{folder}/{place}", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(f"{folder}/{position}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
         while len(os.listdir(folder)) < 3:

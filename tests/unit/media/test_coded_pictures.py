@@ -101,8 +101,8 @@ def check(path: Path, come: list[tuple[Any, np.ndarray]]) -> None:
     index = read_index(path)
     assert list(index.pts) == [pts for pts, _ in come]
     reader = PyAVDecoder(path, index)
-    for wanted in (*([place] for place in range(len(come))), list(range(len(come)))):
-        assert np.array_equal(reader.read(wanted), np.stack([come[place][1] for place in wanted]))
+    for wanted in (*([position] for position in range(len(come))), list(range(len(come)))):
+        assert np.array_equal(reader.read(wanted), np.stack([come[position][1] for position in wanted]))
 
 
 FRAMES = 48
@@ -136,21 +136,21 @@ def test_nothing_is_said_of_other_codecs() -> None:
 
 
 def a_key_frame_shares_the_time_of_one_before(packets: list[Any]) -> None:
-    place = keys(packets)[2]
-    packets[place].pts = packets[place + 1].pts
+    position = keys(packets)[2]
+    packets[position].pts = packets[position + 1].pts
 
 
 def a_key_frame_comes_too_early(packets: list[Any]) -> None:
-    place = keys(packets)[2]
-    packets[place].pts = packets[place + 1].pts + 10
+    position = keys(packets)[2]
+    packets[position].pts = packets[position + 1].pts + 10
 
 
 def a_key_frame_comes_too_late(packets: list[Any]) -> None:
     """Its time is that of the second picture behind it, and theirs are one earlier."""
     by_time = sorted(packets, key=lambda packet: packet.pts)
-    place = by_time.index(packets[keys(packets)[2]])
-    times = [packet.pts for packet in by_time[place : place + 3]]
-    for packet, pts in zip(by_time[place : place + 3], [times[2], times[0], times[1]], strict=True):
+    position = by_time.index(packets[keys(packets)[2]])
+    times = [packet.pts for packet in by_time[position : position + 3]]
+    for packet, pts in zip(by_time[position : position + 3], [times[2], times[0], times[1]], strict=True):
         packet.pts = pts
     for packet in packets:
         packet.dts -= 3 * (times[1] - times[0])
@@ -167,7 +167,7 @@ def a_hole_that_is_filled_later(packets: list[Any]) -> None:
 
 
 def keys(packets: list[Any]) -> list[int]:
-    return [place for place, packet in enumerate(packets) if packet.is_keyframe]
+    return [position for position, packet in enumerate(packets) if packet.is_keyframe]
 
 
 CHANGES = (
@@ -194,8 +194,8 @@ def test_every_picture_is_the_one_that_comes_then(change: Any, suffix: str, tmp_
     index = read_index(path)
     assert not index.times_hold and index.entries
     reader = PyAVDecoder(path, index)
-    for wanted in (*([place] for place in range(len(shown))), list(range(len(shown)))):
-        assert [number_of(picture) for picture in reader.read(wanted)] == [shown[place] for place in wanted]
+    for wanted in (*([position] for position in range(len(shown))), list(range(len(shown)))):
+        assert [number_of(picture) for picture in reader.read(wanted)] == [shown[position] for position in wanted]
 
 
 def test_leading_pictures_end_with_the_next_one_that_is_none() -> None:

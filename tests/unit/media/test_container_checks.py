@@ -39,33 +39,33 @@ def renamed(box: bytes) -> Change:
     return lambda data: data.replace(box, b"free", 1)
 
 
-def scaled(box: bytes, place: int, factor: float) -> Change:
-    """The number of four bytes at ``place`` of a box's contents, times ``factor``."""
+def scaled(box: bytes, offset: int, factor: float) -> Change:
+    """The number of four bytes at ``offset`` of a box's contents, times ``factor``."""
 
     def change(data: bytes) -> bytes:
-        start = data.index(box) + 4 + place
+        start = data.index(box) + 4 + offset
         number = round(int.from_bytes(data[start : start + 4], "big") * factor)
         return data[:start] + number.to_bytes(4, "big") + data[start + 4 :]
 
     return change
 
 
-def filled(box: bytes, place: int, byte: bytes) -> Change:
+def filled(box: bytes, offset: int, byte: bytes) -> Change:
     def change(data: bytes) -> bytes:
-        start = data.index(box) + 4 + place
+        start = data.index(box) + 4 + offset
         return data[:start] + 4 * byte + data[start + 4 :]
 
     return change
 
 
-def changed(box: bytes, place: int, number: int, nth: int = 1) -> Change:
-    """The number of four bytes at ``place`` of the contents of the ``nth`` such box."""
+def changed(box: bytes, offset: int, number: int, nth: int = 1) -> Change:
+    """The number of four bytes at ``offset`` of the contents of the ``nth`` such box."""
 
     def change(data: bytes) -> bytes:
         start = -1
         for _ in range(nth):
             start = data.index(box, start + 1)
-        start += 4 + place
+        start += 4 + offset
         return data[:start] + number.to_bytes(4, "big") + data[start + 4 :]
 
     return change
@@ -76,7 +76,9 @@ def shown_last_too_late(data: bytes) -> bytes:
     start = data.index(b"ctts") + 12
     count = int.from_bytes(data[start - 4 : start], "big")
     runs = list(struct.iter_unpack(">II", data[start : start + 8 * count]))
-    shown = [512 * (sum(frames for frames, _ in runs[: place + 1])) + offset for place, (_, offset) in enumerate(runs)]
+    shown = [
+        512 * (sum(frames for frames, _ in runs[: offset + 1])) + offset for offset, (_, offset) in enumerate(runs)
+    ]
     return changed(b"ctts", 12 + 8 * shown.index(max(shown)), max(runs[shown.index(max(shown))]) + 25600)(data)
 
 
@@ -213,9 +215,9 @@ def test_what_agrees_is_read(case: str, clips: dict[str, bytes], tmp_path: Path)
 TIMESTAMP_SCALE, DURATION = b"\x2a\xd7\xb1", b"\x44\x89"
 
 
-def flipped(data: bytes, element: bytes, place: int, bit: int) -> bytes:
-    """``bit`` of the byte ``place`` bytes behind the first such id."""
-    at = data.index(element) + len(element) + place
+def flipped(data: bytes, element: bytes, offset: int, bit: int) -> bytes:
+    """``bit`` of the byte ``offset`` bytes behind the first such id."""
+    at = data.index(element) + len(element) + offset
     return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :]
 
 
@@ -224,11 +226,11 @@ def matroska(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write(Clip("libx264", "matroska", "sums", X264_B), tmp_path_factory.mktemp("clips")).read_bytes()
 
 
-@pytest.mark.parametrize("place", [1, 2, 3])
+@pytest.mark.parametrize("offset", [1, 2, 3])
 @pytest.mark.parametrize("bit", [0x01, 0x80])
-def test_a_damaged_unit_of_time_is_refused(place: int, bit: int, matroska: bytes, tmp_path: Path) -> None:
+def test_a_damaged_unit_of_time_is_refused(offset: int, bit: int, matroska: bytes, tmp_path: Path) -> None:
     path = tmp_path / "clip.mkv"
-    path.write_bytes(flipped(matroska, TIMESTAMP_SCALE, place, bit))
+    path.write_bytes(flipped(matroska, TIMESTAMP_SCALE, offset, bit))
     with pytest.raises(SampleError, match="cannot be decoded") as refusal:
         decode_file("video", str(path), MediaSettings(), 28)
     assert refusal.value.reason == "corrupt_media"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.support.hostile_files import huge_png
 from vlm_pg.errors import SampleError
 from vlm_pg.media.controls import repeat_frame, shuffle_frames
 from vlm_pg.media.images import decode_image
@@ -92,20 +91,9 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path):
     assert (decode(tmp_path / "a.png").frames == 0x80).all()
 
 
-def huge_png(path: Path, side: int) -> None:
-    """A PNG of a few bytes whose header states ``side`` squared pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
-
-
 @pytest.mark.parametrize("side", [9_000, 40_000])
 def test_a_huge_image_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int):
-    huge_png(tmp_path / "a.png", side)
+    (tmp_path / "a.png").write_bytes(huge_png(side))
     monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))
     with pytest.raises(
         SampleError, match=r"At most 64000000 pixels are allowed\. Scale .* media\.max_header_pixels"
@@ -164,6 +152,8 @@ def test_repeating_leaves_one_temporal_patch():
         assert repeated == repeated[:2] * 4 and repeated[1] == repeated[0] + 1
         seen.add(repeated[0])
     assert seen == {0, 2, 4, 6}
+    of_turns = [order(repeat_frame(video(8), "key", turn=turn, turns=4)) for turn in range(4)]
+    assert sorted(of_turns) == [[2 * run, 2 * run + 1] * 4 for run in range(4)], "no moment is favoured"
 
 
 def test_controls_leave_images_alone_and_refuse_what_cannot_be_shuffled():

@@ -160,11 +160,11 @@ def test_a_clock_goes_back_at_key_frames_alone(flags: list[bool], is_refused: bo
 
 
 def named(keep_by: Callable, come: list[int], pts: list[int], wanted: list[int], start: int = 0) -> tuple:
-    """Whether all wanted are there, and of each place kept the how-manieth frame it is; and how many were decoded."""
+    """Whether all wanted are there; of each kept position the number of its frame; how many were decoded."""
     frames = [SimpleNamespace(pts=time, time=float(time), nth=nth) for nth, time in enumerate(come)]
     kept: dict[int, int] = {}
     left = iter(frames)
-    is_there = keep_by(left, pts, start, wanted, lambda place, frame: kept.update({place: frame.nth}))
+    is_there = keep_by(left, pts, start, wanted, lambda position, frame: kept.update({position: frame.nth}))
     return is_there, kept, len(come) - len(list(left))
 
 
@@ -207,8 +207,8 @@ def test_times_that_are_not_those_of_presentation(come: list[int], wanted: list[
         ([0, 3, 2, 4, 1, 6, 7, 5], list(range(8)), 0, [4, 5], (True, {4: 4, 5: 5}, 8)),
         ([0, 40, 80, 80, 120], [0, 40, 80, 80, 120], 0, [2, 3], (True, {2: 2, 3: 3}, 5)),  # two of one time
         ([0, 40, 80, 80], [0, 40, 80, 80], 0, [3], (True, {3: 3}, 4)),
-        ([5, 6, 7], list(range(8)), 5, [5], (True, {5: 0}, 2)),  # from place 5 on
-        # two pictures stored behind the first one and shown before it are left out: places are off by two
+        ([5, 6, 7], list(range(8)), 5, [5], (True, {5: 0}, 2)),  # from position 5 on
+        # two pictures stored behind the first one and shown before it are left out: positions are off by two
         ([5, 8, 9, 10, 11], list(range(20)), 5, [5], (False, {5: 0}, 5)),
         ([0, 40, 80, 120], [0, 40, 80, 80, 120], 0, [2], (False, {2: 2}, 4)),  # one of two: which?
         ([0, *range(2, 90)], list(range(90)), 0, [1], (False, {1: 1}, MOST_HELD + 3)),  # it is not sought for ever

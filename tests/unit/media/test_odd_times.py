@@ -32,7 +32,12 @@ def test_a_clock_that_goes_back(codec: str, suffix: str, late: int, tmp_path: Pa
     tick = RATE * clock // 1000
     parts = [
         encode(
-            tmp_path / f"{first}.{suffix}", [start + tick * place for place in range(40)], codec, first, clock, bf="2"
+            tmp_path / f"{first}.{suffix}",
+            [start + tick * position for position in range(40)],
+            codec,
+            first,
+            clock,
+            bf="2",
         )
         for first, start in ((0, 0), (500, late * clock // 1000))
     ]
@@ -96,8 +101,14 @@ def test_few_frames_beside_longer_sound(late: int, tmp_path: Path) -> None:
 def check_reads(path: Path, shown: list[int]) -> None:
     """Each frame alone, some together, all: as a player shows them."""
     decoder = PyAVDecoder(path, read_index(path))
-    for places in (*([place] for place in range(0, len(shown), 5)), [0, 11, 12, len(shown) - 1], range(len(shown))):
-        assert [number_of(picture) for picture in decoder.read(list(places))] == [shown[place] for place in places]
+    for positions in (
+        *([position] for position in range(0, len(shown), 5)),
+        [0, 11, 12, len(shown) - 1],
+        range(len(shown)),
+    ):
+        assert [number_of(picture) for picture in decoder.read(list(positions))] == [
+            shown[position] for position in positions
+        ]
 
 
 @pytest.mark.parametrize("codec", ["libx264", "ffv1", "libvpx"])
@@ -107,7 +118,7 @@ def test_frames_of_equal_times(codec: str, tmp_path: Path) -> None:
     path = encode(tmp_path / "a.mkv", times, codec, **({"bf": "0", "g": "5"} if codec != "ffv1" else {}))
     assert decoded(path) == list(range(14))
     index = read_index(path)
-    assert [index.shares_its_time(place) for place in range(7)] == [True, True, False, True, True, True, False]
+    assert [index.shares_its_time(position) for position in range(7)] == [True, True, False, True, True, True, False]
     assert index.entries[0].pts == 0
     assert not {80, 240, 320} & {entry.pts for entry in index.entries}, "which of the frames of that time is it?"
     check_reads(path, list(range(14)))
@@ -132,7 +143,7 @@ def test_a_stream_cut_inside_an_open_group(codec: str, options: dict[str, str], 
 
 
 def from_second_key(packets: list[Any]) -> list[Any]:
-    keys = [place for place, packet in enumerate(packets) if packet.is_keyframe]
+    keys = [position for position, packet in enumerate(packets) if packet.is_keyframe]
     cut = packets[keys[1] :]
     assert min(packet.pts for packet in cut) < cut[0].pts, "no picture is shown before the key frame"
     return cut

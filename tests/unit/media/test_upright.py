@@ -88,9 +88,9 @@ def clear(path: Path, codec: str, format: str, paint: Callable[[int], np.ndarray
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=25)
         stream.width, stream.height, stream.pix_fmt = 56, 56, format
-        for place in range(count):
-            frame = av.VideoFrame.from_ndarray(paint(place), format="rgba").reformat(format=format)
-            frame.pts, frame.time_base = place, Fraction(1, 25)
+        for position in range(count):
+            frame = av.VideoFrame.from_ndarray(paint(position), format="rgba").reformat(format=format)
+            frame.pts, frame.time_base = position, Fraction(1, 25)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
@@ -120,22 +120,22 @@ def test_transparent_parts_are_white_as_in_images(codec: str, format: str, tmp_p
 def test_a_frame_looks_the_same_whichever_others_are_asked_for(codec: str, tmp_path: Path) -> None:
     """Of a video that fades in from nothing: its first pictures are white, read alone, together or out of a clip."""
 
-    def fading(place: int) -> np.ndarray:
-        return np.full((56, 56, 4), (9, 90, 40 * place, 0 if place < 4 else 255), np.uint8)
+    def fading(position: int) -> np.ndarray:
+        return np.full((56, 56, 4), (9, 90, 40 * position, 0 if position < 4 else 255), np.uint8)
 
     path = clear(tmp_path / "a.mov", codec, "argb" if codec == "qtrle" else "rgba", fading)
     index = read_index(path)
     expected = [[255, 255, 255]] * 4 + [[9, 90, 160], [9, 90, 200]]
     for wanted in ([0], [1, 3], [4, 5], [0, 1, 2, 3, 4, 5]):
         decoder = PyAVDecoder(path, index)
-        for places in ([wanted[0]], wanted):
-            assert decoder.read(places)[:, 5, 5].tolist() == [expected[place] for place in places]
+        for positions in ([wanted[0]], wanted):
+            assert decoder.read(positions)[:, 5, 5].tolist() == [expected[position] for position in positions]
     assert decode_video(path, SMALL, 28, part=Part(0.0, 0.1)).frames[:, :, 5, 5].tolist() == [[255] * 3] * 2
 
 
 def test_opacity_that_nobody_set(tmp_path: Path) -> None:
     path = clear(
-        tmp_path / "a.mov", "qtrle", "argb", lambda place: np.full((56, 56, 4), (9, 90, 40 * place, 0), np.uint8)
+        tmp_path / "a.mov", "qtrle", "argb", lambda position: np.full((56, 56, 4), (9, 90, 40 * position, 0), np.uint8)
     )
     frames = decode_video(path, SMALL, 28).frames
     assert frames[-1, :, 5, 5].tolist() == [9, 90, 200]
@@ -144,7 +144,7 @@ def test_opacity_that_nobody_set(tmp_path: Path) -> None:
 def test_a_long_file_is_looked_at_in_some_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long: and what is damaged where nobody asks refuses nothing."""
     nothing = np.full((56, 56, 4), (9, 90, 40, 0), np.uint8)
-    path = clear(tmp_path / "a.mov", "png", "rgba", lambda place: nothing, 500)
+    path = clear(tmp_path / "a.mov", "png", "rgba", lambda position: nothing, 500)
     data = bytearray(path.read_bytes())
     for _ in range(3):  # pictures amid the file
         at = data.index(b"\x89PNG", len(data) // 2)
