@@ -21,7 +21,7 @@ from vlm_pg.cache.store import MARK
 pytestmark = pytest.mark.matrix
 
 # The frames and the visual features of the small run's clips, for training and evaluation.
-ENTRIES = 32
+ENTRIES, MOMENTS = 32, 50
 
 
 def start(folder: Path, cache: Path, workers: int) -> ModuleProcess:
@@ -61,7 +61,6 @@ def whole(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.matrix
 def test_the_number_of_workers_changes_no_byte(folder: Path, whole: dict[str, bytes], workers: int) -> None:
     filled(folder, folder / f"workers-{workers}", workers)
     assert contents(folder / f"workers-{workers}") == whole
@@ -90,11 +89,10 @@ def kill(process: ModuleProcess, with_workers: bool) -> bool:
     return process.finish().returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 2])
-def test_killed_and_resumed_it_keeps_the_same_bytes(folder: Path, whole: dict[str, bytes], moments: int) -> None:
-    chance, ended, left = random.Random(moments), 0, []
-    for number in range(moments):
-        cache, workers = folder / f"killed-{moments}-{number}", chance.choice([1, 2, 4])
+def test_killed_and_resumed_it_keeps_the_same_bytes(folder: Path, whole: dict[str, bytes]) -> None:
+    chance, ended, left = random.Random(MOMENTS), 0, []
+    for number in range(MOMENTS):
+        cache, workers = folder / f"killed-{number}", chance.choice([1, 2, 4])
         process = caught(folder, cache, chance.randrange(ENTRIES), workers)
         time.sleep(chance.uniform(0, 0.02))
         ended += kill(process, with_workers=chance.random() < 0.5)
@@ -104,5 +102,5 @@ def test_killed_and_resumed_it_keeps_the_same_bytes(folder: Path, whole: dict[st
         filled(folder, cache, workers=chance.choice([1, 2, 4]))
         assert contents(cache) == whole
         assert {path: path.stat().st_mtime_ns for path in entries} == entries, "what was kept is not made again"
-    print(f"{ended} kills in {moments} fills, which had kept {sorted(left)}")
+    print(f"{ended} kills in {MOMENTS} fills, which had kept {sorted(left)}")
     assert ended

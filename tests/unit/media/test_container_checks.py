@@ -39,26 +39,7 @@ def renamed(box: bytes) -> Change:
     return lambda data: data.replace(box, b"free", 1)
 
 
-def scaled(box: bytes, offset: int, factor: float) -> Change:
-    """The number of four bytes at ``offset`` of a box's contents, times ``factor``."""
-
-    def change(data: bytes) -> bytes:
-        start = data.index(box) + 4 + offset
-        number = round(int.from_bytes(data[start : start + 4], "big") * factor)
-        return data[:start] + number.to_bytes(4, "big") + data[start + 4 :]
-
-    return change
-
-
-def filled(box: bytes, offset: int, byte: bytes) -> Change:
-    def change(data: bytes) -> bytes:
-        start = data.index(box) + 4 + offset
-        return data[:start] + 4 * byte + data[start + 4 :]
-
-    return change
-
-
-def changed(box: bytes, offset: int, number: int, nth: int = 1) -> Change:
+def changed(box: bytes, offset: int, number: int | Callable[[int], int], nth: int = 1) -> Change:
     """The number of four bytes at ``offset`` of the contents of the ``nth`` such box."""
 
     def change(data: bytes) -> bytes:
@@ -66,9 +47,14 @@ def changed(box: bytes, offset: int, number: int, nth: int = 1) -> Change:
         for _ in range(nth):
             start = data.index(box, start + 1)
         start += 4 + offset
-        return data[:start] + number.to_bytes(4, "big") + data[start + 4 :]
+        new = number if isinstance(number, int) else number(int.from_bytes(data[start : start + 4], "big"))
+        return data[:start] + new.to_bytes(4, "big") + data[start + 4 :]
 
     return change
+
+
+def scaled(box: bytes, offset: int, factor: float) -> Change:
+    return changed(box, offset, lambda number: round(number * factor))
 
 
 def shown_last_too_late(data: bytes) -> bytes:
@@ -100,10 +86,10 @@ TICKS = 512  # a frame
 UNKNOWN = "is missing or damaged, so the units of its times are not known"
 DAMAGED: dict[str, tuple[Change, str]] = {
     "no mdhd": (renamed(b"mdhd"), f"its media header (mdhd) {UNKNOWN}"),
-    "no units": (filled(b"mdhd", SCALE, b"\0"), f"its media header (mdhd) {UNKNOWN}"),
-    "negative units": (filled(b"mdhd", SCALE, b"\xf0"), f"its media header (mdhd) {UNKNOWN}"),
+    "no units": (changed(b"mdhd", SCALE, 0), f"its media header (mdhd) {UNKNOWN}"),
+    "negative units": (changed(b"mdhd", SCALE, 0xF0F0F0F0), f"its media header (mdhd) {UNKNOWN}"),
     "no mvhd": (renamed(b"mvhd"), f"its movie header (mvhd) {UNKNOWN}"),
-    "no units of the movie": (filled(b"mvhd", SCALE, b"\0"), f"its movie header (mvhd) {UNKNOWN}"),
+    "no units of the movie": (changed(b"mvhd", SCALE, 0), f"its movie header (mvhd) {UNKNOWN}"),
 }
 CONTRADICTORY: dict[str, tuple[Change, str]] = {
     "units too small": (scaled(b"mdhd", SCALE, 100), "so its times cannot be trusted"),
@@ -165,11 +151,11 @@ def test_damaged_units_of_time_are_refused(damage: str, clip: str, clips: dict[s
 
 ODD: dict[str, Change] = {
     "as it is": lambda data: data,
-    "no length of the track": filled(b"tkhd", TRACK_LENGTH, b"\0"),
-    "an unknown length of the track": filled(b"tkhd", TRACK_LENGTH, b"\xff"),
+    "no length of the track": changed(b"tkhd", TRACK_LENGTH, 0),
+    "an unknown length of the track": changed(b"tkhd", TRACK_LENGTH, 0xFFFFFFFF),
     "the track's length in other units": scaled(b"tkhd", TRACK_LENGTH, 12.8),
-    "no length of the media": filled(b"mdhd", LENGTH, b"\0"),
-    "an unknown length of the media": filled(b"mdhd", LENGTH, b"\xff"),
+    "no length of the media": changed(b"mdhd", LENGTH, 0),
+    "an unknown length of the media": changed(b"mdhd", LENGTH, 0xFFFFFFFF),
 }
 
 
@@ -189,16 +175,11 @@ def without_second_fragment(data: bytes) -> bytes:
     return data[:start] + data[data.index(b"moof", start + 8) - 4 :]
 
 
-def with_late_media(data: bytes) -> bytes:
-    """As Android's muxer: the length of the media has the time before its first frame, too."""
-    return scaled(b"mdhd", LENGTH, 7 / 4)(data)
-
-
 SOUND: dict[str, tuple[str, Change, float]] = {
     "all": ("fragments", by_trex(TICKS), 3.96),
     "a lost fragment leaves a gap": ("fragments", without_second_fragment, 3.96),
     "late": ("late", lambda data: data, 3.96),
-    "late, in the media's length too": ("late", with_late_media, 3.96),
+    "late, as Android's muxer, in the media's length too": ("late", scaled(b"mdhd", LENGTH, 7 / 4), 3.96),
     "reordered": ("reordered", lambda data: data, 3.96),
 }
 
