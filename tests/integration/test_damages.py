@@ -65,8 +65,8 @@ def test_a_damaged_run_ends_well(home: Path, tmp_path: Path, damage: Damage) -> 
 def as_uninterrupted(run: Path, longer: Path, damage: Damage) -> None:
     """Bit for bit the weights, optimizer states and rewards of the run that was never damaged."""
     for file in ("model.safetensors", STATES):
-        position = f"checkpoints/step-00000{STEPS + 1}/{file}"
-        assert (run / position).read_bytes() == (longer / position).read_bytes(), file
+        path = f"checkpoints/step-00000{STEPS + 1}/{file}"
+        assert (run / path).read_bytes() == (longer / path).read_bytes(), file
     expected = {line["step"]: line["reward"] for line in read_lines(longer / "metrics.jsonl")}
     found = [parse_json_line(line) for line in (run / "metrics.jsonl").open("rb")]
     rewards = {

@@ -90,8 +90,8 @@ def of_single_files() -> Iterator[Damage]:
     for step in STEPS[:2]:
         for name in (MANIFEST, "model.safetensors", STATE):
             for what in ("deleted", "cut in half", "one bit flipped", "a link in a circle instead"):
-                position = f"checkpoints/{step}/{name}"
-                yield Damage(f"older {position} {what}", in_file(position, FILE_CHANGES[what]), "continued")
+                path = f"checkpoints/{step}/{name}"
+                yield Damage(f"older {path} {what}", in_file(path, FILE_CHANGES[what]), "continued")
 
 
 def of_manifests() -> Iterator[Damage]:

@@ -57,8 +57,8 @@ def of_odd_entries() -> Iterator[Damage]:
     }
     for what, change in odd.items():
         for name in ("step-000004", "step-000099"):
-            position = in_file(f"checkpoints/{name}", change)
-            yield Damage(f"{name} is {what}", position, "continued", name)
+            put = in_file(f"checkpoints/{name}", change)
+            yield Damage(f"{name} is {what}", put, "continued", name)
     for name in (".tmp-step-000004", "step-4", "step-٠٠٠٠٠٤", "notes.txt", "step-000004.bak", "step-000004 "):
         for what in ("a file", "an empty folder", "a dangling link"):
             yield Damage(f"checkpoints/{name} is {what}", in_file(f"checkpoints/{name}", odd[what]), "continued")

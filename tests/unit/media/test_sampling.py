@@ -383,14 +383,8 @@ def test_uniform() -> None:
 
 def test_impossible_settings() -> None:
     for changes, message in (
-        (
-            {"min_frames": 6, "max_frames": 5},
-            r"min_frames is 6 and max_frames is 5: no even number .* Raise",
-        ),
-        (
-            {"min_pixels": 100, "max_pixels": 50},
-            r"min_pixels is 100 and max_pixels is 50: .* Raise max_pixels or",
-        ),
+        ({"min_frames": 6, "max_frames": 5}, r"min_frames is 6 and max_frames is 5: no even number .* Raise"),
+        ({"min_pixels": 100, "max_pixels": 50}, r"min_pixels is 100 and max_pixels is 50: .* Raise max_pixels or"),
         ({"image_min_pixels": 100, "image_max_pixels": 50}, "image_min_pixels is 100 and image_max_pixels is 50"),
         ({"frames": "uniform"}, r"frames is uniform and num_frames is None: .* Give both, or neither"),
         ({"num_frames": 8}, "frames is fps and num_frames is 8"),
