@@ -124,7 +124,7 @@ def _measure_all(
 def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: Path, repeats: int) -> dict[str, Any]:
     """One medium below ``root``. Raises SampleError if it cannot be used."""
     from vlm_pg.cache.settings import CacheSettings
-    from vlm_pg.media.frame_cache import content_of, content_of_folder, load_file
+    from vlm_pg.media.frame_cache import content_of, load_file
     from vlm_pg.media.paths import SubtitlesRef, resolve
 
     path = resolve(ref, root)
@@ -135,7 +135,6 @@ def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: 
 
     def load_new(kept: CacheSettings) -> DecodedMedia:
         content_of.cache_clear()
-        content_of_folder.cache_clear()
         return load(kept)
 
     expected = load()

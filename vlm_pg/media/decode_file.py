@@ -139,10 +139,8 @@ def survey_video(path: Path, name: str, settings: MediaSettings, part: Part) -> 
         raise _corrupt(name, error) from error
     pts_seconds = index.pts_seconds
     check_length(name, pts_seconds[-1] - pts_seconds[0], settings)
-    _check_complete(name, header, index, settings)
+    _check_missing(name, header, index, settings)
     zero = index.reach[0] if header.start_seconds is None else header.start_seconds
-    if settings.last_frame == "always":
-        _check_last_frame(name, header, index)
     clock = zero, index.reach[1]
     timeline = Timeline.of(pts_seconds, index.time_base, header.stated_fps, index.shown_until, clock)
     return index, timeline, choose(timeline, part, settings, name)
@@ -215,7 +213,8 @@ def _within_budget(first: np.ndarray, choice: Choice, settings: MediaSettings, f
     return call_in_parent(frames_within, count, least, stored, bounds, factor, settings.video_tokens)
 
 
-def _check_complete(name: str, header: VideoHeader, index: VideoIndex, settings: MediaSettings) -> None:
+def _check_missing(name: str, header: VideoHeader, index: VideoIndex, settings: MediaSettings) -> None:
+    """Refuse a file that was cut off; with last_frame=always also one without the last frame, however long it is."""
     stated_seconds, there_seconds = missing(header, index)
     if stated_seconds - there_seconds > settings.max_missing_share * stated_seconds:
         raise SampleError(
@@ -224,14 +223,10 @@ def _check_complete(name: str, header: VideoHeader, index: VideoIndex, settings:
             f"At most a share of {settings.max_missing_share:g} may be missing. Fetch the file again, or raise "
             "media.max_missing_share.",
         )
-
-
-def _check_last_frame(name: str, header: VideoHeader, index: VideoIndex) -> None:
-    """Refuse a file that lacks the last frame, however long it is: half a frame's time is more than rounding."""
-    stated_seconds, there_seconds = missing(header, index)
-    first, last = index.pts_seconds[0], index.pts_seconds[-1]
-    rounding = min((last - first) / max(1, len(index.pts) - 1) / 2, MOST_MISSING_SECONDS)
-    if stated_seconds - there_seconds > rounding:
+    # half a frame's time is more than rounding
+    frame_seconds = (index.pts_seconds[-1] - index.pts_seconds[0]) / max(1, len(index.pts) - 1)
+    rounding = min(frame_seconds / 2, MOST_MISSING_SECONDS)
+    if settings.last_frame == "always" and stated_seconds - there_seconds > rounding:
         raise SampleError(
             "truncated_media",
             f"video '{name}' lacks its last frame: its header states {stated_seconds:.3f} s, {there_seconds:.3f} s are "
@@ -255,16 +250,15 @@ def missing(header: VideoHeader, index: VideoIndex) -> tuple[float, float]:
     The video is compared with what is stated of the video; where only the whole file's length is stated, all streams
     are, because sound may go on when the picture has ended. What states no length (MPEG-TS, MPEG-PS) counts as whole.
     """
-    video = _there(header.video_seconds, index.video_reach)
-    whole = _there(header.duration_seconds, index.reach)
+
+    def there(stated_seconds: float, reach: tuple[float, float]) -> tuple[float, float]:
+        start, end = reach
+        # a length, or (Matroska) an end: then what lies before the first packet is no part of it
+        length = stated_seconds - start if 0 < start < stated_seconds else stated_seconds
+        return length, min(length, end - start)
+
+    video, whole = there(header.video_seconds, index.video_reach), there(header.duration_seconds, index.reach)
     return min(video, whole, key=lambda pair: pair[1] / pair[0] if pair[0] > 0 else 1.0)
-
-
-def _there(stated_seconds: float, reach: tuple[float, float]) -> tuple[float, float]:
-    """``stated_seconds`` is a length, or (Matroska) an end: then what lies before the first packet is no part of it."""
-    start, end = reach
-    length = stated_seconds - start if 0 < start < stated_seconds else stated_seconds
-    return length, min(length, end - start)
 
 
 def resize_frames(frames: np.ndarray, height: int, width: int) -> np.ndarray:

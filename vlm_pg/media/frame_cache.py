@@ -12,7 +12,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -96,38 +96,58 @@ def cached_file(
     return media, is_same and _write(store, key, media)
 
 
-def _states(path: str, subtitles: str, part: Part) -> list[State | FolderState | None]:
-    """File states of the medium and its subtitles, which change with their contents."""
-    medium: State | FolderState | None = _state(path)
-    if part.folder_fps is not None:
-        medium = FolderState(path, folder_state(Path(path)))
-    return [medium, *([_state(subtitles)] if subtitles else [])]
+# Path and state of a file (size, inode, times of the last changes) or folder (a hash over those of all its files).
+State = tuple[str, tuple[int, ...] | str]
 
 
-def _contents(
-    kind: MediaKind, states: Sequence[State | FolderState | None], settings: MediaSettings
-) -> list[str] | None:
+def _states(path: str, subtitles: str, part: Part) -> list[State | None]:
+    """States of the medium and its subtitles, which change with their contents; None: there is no such file."""
+
+    def state_of(file: str) -> State | None:
+        try:
+            found = os.stat(file)
+        except OSError:
+            return None
+        return file, (found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+
+    medium = state_of(path) if part.folder_fps is None else (path, folder_state(Path(path)))
+    return [medium, *([state_of(subtitles)] if subtitles else [])]
+
+
+def _contents(kind: MediaKind, states: Sequence[State | None], settings: MediaSettings) -> list[str] | None:
     """Digests of the file and its subtitles; None if they are refused by first bytes or size: some have no end."""
-    media, *others = states
-    if media is None or None in others:
-        return None
+    found: list[str] = []
     try:
-        if isinstance(media, FolderState):
-            found = [content_of_folder(media, settings.max_video_frames, most_file_bytes(settings))]
-        else:
-            if kind == "image":
-                check_file_size(media[1], media[0], settings)
-            else:
-                judge(Path(media[0]))
-            found = [content_of(media)]
-        for state in others:
-            assert isinstance(state, tuple)
-            if state[1] > settings.max_subtitle_bytes:
+        for number, state in enumerate(states):
+            if state is None:
                 return None
-            found += [Path(state[0]).suffix.lower(), content_of(state)]  # the suffix names their format
+            path, numbers = state
+            if isinstance(numbers, str):
+                limits = settings.max_video_frames, most_file_bytes(settings)
+                found.append(content_of(state, *limits))
+                continue
+            if number:
+                if numbers[0] > settings.max_subtitle_bytes:
+                    return None
+                found.append(Path(path).suffix.lower())  # names their format
+            elif kind == "image":
+                check_file_size(numbers[0], path, settings)
+            else:
+                judge(Path(path))
+            found.append(content_of(state))
         return found
     except (DecodeFailure, SampleError, OSError):
         return None
+
+
+@lru_cache(maxsize=65_536)
+def content_of(state: State, most_frames: int = 0, most_bytes: int = 0) -> str:
+    """SHA-256 of a file, or of the pictures of a folder (within limits); remembered while its state is the same."""
+    path, numbers = Path(state[0]), state[1]
+    if isinstance(numbers, str):
+        return content_of_frames(list_frames(path, path.name, 1.0, most_frames), most_bytes)
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia | None:
@@ -156,40 +176,6 @@ def _write(store: Store, key: str, media: DecodedMedia) -> bool:
             "Make room, or lower cache.max_gb."
         )
     return False
-
-
-State = tuple[str, int, int, int, int]
-
-
-@dataclass(frozen=True)
-class FolderState:
-    """A folder of pictures, and a hash of the names, sizes and times of change of all that lies in it."""
-
-    path: str
-    state: str
-
-
-@lru_cache(maxsize=65_536)
-def content_of_folder(folder: FolderState, most_frames: int, most_bytes: int) -> str:
-    """``content_of_frames``; of a folder in which nothing has changed since it is remembered."""
-    path = Path(folder.path)
-    return content_of_frames(list_frames(path, path.name, 1.0, most_frames), most_bytes)
-
-
-@lru_cache(maxsize=65_536)
-def content_of(state: State) -> str:
-    """SHA-256 of a file's content; of one that has not changed since, by its state, it is remembered."""
-    with open_regular(Path(state[0])) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def _state(path: str) -> State | None:
-    """Path, size, inode and times of the last changes; None if there is no such file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return path, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 @cache

@@ -83,12 +83,10 @@ class _Reach:
 
     def add(self, packet: Any) -> None:
         time = packet.dts if packet.pts is None else packet.pts
-        if time is None:
-            return
-        end = time + (packet.duration or 0)
-        if self.first is None:
-            self.first, self.end = time, end
-        self.first, self.end = min(self.first, time), max(self.end, end)
+        if time is not None:
+            end = time + (packet.duration or 0)
+            self.end = end if self.first is None else max(self.end, end)
+            self.first = time if self.first is None else min(self.first, time)
 
     def seconds(self) -> tuple[float, float]:
         base = self.time_base or Fraction(0)
