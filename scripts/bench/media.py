@@ -216,10 +216,7 @@ def bare_decoding(
 
     def video() -> None:
         decoder = PyAVDecoder(Path(path), index, settings.max_video_frame_pixels)
-        try:
-            resize_frames(decoder.read(places), height, width)
-        finally:
-            decoder.close()
+        resize_frames(decoder.read(places), height, width)
 
     return video
 

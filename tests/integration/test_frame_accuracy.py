@@ -85,8 +85,6 @@ def test_torchcodec_is_refused_where_it_is_wrong(name: str, tmp_path: Path):
         check_reads(decoder, CLIPS[name])
     except DecodeFailure:
         assert CLIPS[name].container in TORCHCODEC_REFUSES or CLIPS[name].feature in TORCHCODEC_REFUSES
-        return
-    decoder.close()
 
 
 def check_reads(decoder: Decoder, clip: Clip) -> None:
@@ -106,4 +104,3 @@ def test_decord_is_refused_where_it_is_wrong(name: str, tmp_path: Path):
     except DecodeFailure:
         return
     check_reads(decoder, CLIPS[name])
-    decoder.close()

@@ -179,10 +179,7 @@ def _decoding(path: Path, name: str, index: Frames, settings: MediaSettings) -> 
             decoder = TorchCodecDecoder(path, index, settings.decoder_device)
         else:
             decoder = PyAVDecoder(path, index, settings.max_video_frame_pixels)
-        try:
-            yield decoder
-        finally:
-            decoder.close()
+        yield decoder
     except FrameTooLarge as error:
         raise too_large(name, str(error), settings) from error
     except DecodeFailure as error:
@@ -264,13 +261,8 @@ def missing(header: VideoHeader, index: VideoIndex) -> tuple[float, float]:
 def resize_frames(frames: np.ndarray, height: int, width: int) -> np.ndarray:
     """Bicubic with antialiasing, rounded back to uint8, exactly as torchvision's ``resize`` does on uint8 tensors.
 
-    torchvision itself is not imported: it would double the start-up time of the workers.
-
-    Args:
-        frames: uint8 [F, H, W, 3].
-
-    Returns:
-        uint8 [F, 3, height, width].
+    ``frames`` uint8 [F, H, W, 3] become uint8 [F, 3, height, width]. torchvision itself is not imported: it would
+    double the start-up time of the workers.
     """
     resized = np.empty((len(frames), 3, height, width), dtype=np.uint8)
     for index, frame in enumerate(frames):  # one at a time: the float copy of all of them is four times their size

@@ -66,10 +66,8 @@ def cached_file(
 ) -> tuple[DecodedMedia, bool]:
     """As ``decode_file``, with frames from the cache, or else stored there; and whether they are in it now.
 
-    The content of a URL may change, so it is decoded every time; and so are files that cannot be used.
-
-    Args:
-        since: as in ``Store``.
+    The content of a URL may change, so it is decoded every time; and so are files that cannot be used. ``since`` is
+    that of ``Store``.
 
     Raises:
         SampleError: as ``decode_file``.

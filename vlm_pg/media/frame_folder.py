@@ -260,6 +260,3 @@ class FolderDecoder:
                 return np.asarray(read_upright(file, name, self._settings, check_size))
         except DecodeFailure as error:
             raise damaged(name, error) from error
-
-    def close(self) -> None:
-        """Nothing stays open between reads."""

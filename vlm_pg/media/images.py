@@ -45,11 +45,7 @@ _UPRIGHT = {
 
 
 def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "") -> DecodedMedia:
-    """The image, upright, on white where it is transparent, resized for the vision tower.
-
-    Args:
-        factor: sides become its multiples.
-        name: of the file in messages.
+    """The image, upright, on white where it is transparent, resized for the vision tower (multiples of ``factor``).
 
     Raises:
         SampleError: ``image_too_large`` (by its header), ``animated_image``, ``corrupt_media``, ``bad_aspect_ratio``,

@@ -35,11 +35,8 @@ class Ticket:
     def result(self, should_stop: Callable[[], bool] = lambda: False) -> list[DecodedMedia | SampleError]:
         """The medium or the fault of each reference, in order.
 
-        Args:
-            should_stop: called several times a second; True ends the wait.
-
         Raises:
-            InterruptedError: ``should_stop`` returned True. Decoding continues, and ``result`` may be called again.
+            InterruptedError: ``should_stop``, polled, returned True. Decoding goes on; ``result`` may be called again.
             RuntimeError: a bug of the program surfaced in a worker.
         """
         pending = {item for item in self._futures if isinstance(item, Future)}

@@ -42,15 +42,11 @@ def is_url(path: str) -> bool:
 def resolve(ref: Ref, root: Path, allow_remote: bool = False) -> str:
     """The absolute path of the file ``ref`` names, or its URL where remote media are allowed.
 
-    Args:
-        ref: its path is relative to ``root``, absolute (inside ``root``), ``file://`` plus a path, or a URL.
-        root: the data root; nothing outside of it is read, links resolved.
-        allow_remote: whether http and https URLs are accepted.
+    Its path is relative to the data root, absolute inside of it, ``file://`` plus a path, or a URL; links are resolved.
+    A video with ``folder_fps`` must be a folder; its files are judged where they are read.
 
     Raises:
         SampleError: ``remote_media``, ``outside_root``, ``missing_media`` or ``unsupported_media``.
-
-    A video with ``folder_fps`` must be a folder; its files are judged where they are read.
     """
     text = ref.path.removeprefix("file://")
     scheme = _SCHEME.match(text)

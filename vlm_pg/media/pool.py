@@ -69,7 +69,6 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Runs calls in worker processes, which start with the first call or with ``start``.
 
     Args:
-        workers: number of processes, at least 1.
         deadline_seconds: a call that takes longer is given up: its worker is killed and replaced.
         modules: imported before the first call.
         memory_bytes: memory a worker may take beyond that; 0 for no limit.

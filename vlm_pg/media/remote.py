@@ -126,7 +126,7 @@ def connect(host: str, port: int, timeout_seconds: float, may_be_private: bool) 
 
     Raises:
         PrivateAddress: one of the host's addresses is not public.
-        OSError: nobody answers.
+        OSError: no address answers.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     if not may_be_private:

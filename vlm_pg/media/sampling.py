@@ -85,11 +85,7 @@ def num_sampled_frames(total: int, video_fps: float, fps: float, min_frames: int
 
 
 def num_uniform_frames(total: int, num_frames: int) -> int:
-    """``num_frames`` (even), where there are so many.
-
-    Raises:
-        SampleError: ``too_few_frames``.
-    """
+    """``num_frames`` (even), where there are so many. Raises SampleError: ``too_few_frames``."""
     if total < num_frames:
         raise SampleError(
             "too_few_frames",
@@ -175,8 +171,7 @@ def frames_within(
         count, least: how many frames are wanted (even), and how few they may become.
         stored: height and width of the stored frames, upright.
         bounds: least and largest area of a frame, in pixels.
-        factor: sides become its multiples.
-        budget: most visual tokens of the video, by ``visual_tokens``; None for no limit.
+        budget: most visual tokens of the video; None for no limit.
 
     Raises:
         SampleError: ``bad_aspect_ratio``, ``too_narrow``, or ``too_many_visual_tokens`` where the fewest frames of the

@@ -51,10 +51,7 @@ class PyAVDecoder:
     Every frame is known by its timestamp, or by its order where timestamps do not tell, and a damaged one between entry
     point and wanted frame is a failure, so what comes is what was requested, or nothing.
 
-    Args:
-        path: the file.
-        index: its frames.
-        max_pixels: the largest area of a picture; streams may change size midway. 0 for no limit.
+    ``max_pixels``: the largest area of a picture; streams may change size midway. 0 for no limit.
     """
 
     name = "pyav"
@@ -67,11 +64,7 @@ class PyAVDecoder:
         self._pictures: dict[int, np.ndarray] = {}
 
     def read(self, indices: Sequence[int]) -> np.ndarray:
-        """See ``Decoder.read``.
-
-        Raises:
-            FrameTooLarge: a picture has more than ``max_pixels``.
-        """
+        """See ``Decoder.read``. Raises FrameTooLarge: a picture has more than ``max_pixels``."""
         self._pictures = {}
         with open_video(self._path, self._max_pixels) as (container, stream), _decoding():
             late = [run for run in runs(self._index, indices) if not self._seek(container, stream, run)]
@@ -79,9 +72,6 @@ class PyAVDecoder:
             self._read_from_start(run)
         pictures, self._pictures = self._pictures, {}
         return np.stack([pictures[position] for position in indices])
-
-    def close(self) -> None:
-        """Nothing stays open between reads."""
 
     def _seek(self, container: Any, stream: Any, run: Run) -> bool:
         """Read a run from its entry point on; False where that, or a wanted frame, does not come."""
@@ -179,10 +169,7 @@ def keep_by_time(frames: Iterable[Any], pts: Sequence[int], start: int, wanted: 
 
     Args:
         frames: as they come out of the decoder, from time ``start`` on.
-        pts: the index's.
-        start: the first time that is expected.
-        wanted: positions in ``pts``, ascending, each of a time of its own.
-        keep: takes a position and its frame.
+        wanted: positions in the index's ``pts``, ascending, each of a time of its own.
 
     Returns:
         False as soon as one of them cannot come any more.
@@ -217,9 +204,7 @@ def keep_by_order(frames: Iterable[Any], pts: Sequence[int], first: int, wanted:
     for the positions before it: decoding may have begun with a picture behind which some are stored that are shown
     before it and are left out, which shows by the position next to it.
 
-    Args:
-        first: the position of the first frame.
-        frames, pts, wanted, keep: as in ``keep_by_time``; ``wanted`` may be of one time.
+    ``first``: the position of the first frame. ``wanted`` may be of one time.
     """
     chosen, last, latest = set(wanted), len(pts) - 1, None
     for position, frame in enumerate(frames, first):

@@ -39,10 +39,6 @@ class Decoder(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Close the file."""
-        ...
-
 
 class DecordDecoder:
     """decord: a wheel of 2021 that does not know AV1. Used only where media.decoder names it.
@@ -80,10 +76,6 @@ class DecordDecoder:
         """See ``Decoder.read``."""
         with reading(self._errors, _sentence):
             return self._reader.get_batch(list(indices)).asnumpy()
-
-    def close(self) -> None:
-        """Free the reader's buffers."""
-        del self._reader
 
 
 def _sentence(error: BaseException) -> str:
@@ -156,10 +148,6 @@ class TorchCodecDecoder:
                 )
         frames: np.ndarray = batch.data.cpu().numpy()
         return frames
-
-    def close(self) -> None:
-        """Free the decoder."""
-        del self._decoder
 
 
 def ffmpeg_versions() -> Mapping[str, Any]:
