@@ -218,6 +218,7 @@ def test_only_a_full_cache_is_called_full(
     assert len(told) == (outcome is Outcome.FULL) and all("has no room for more frames" in one for one in told)
 
 
+@pytest.mark.usefixtures("kept_templates")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_stores_frames(media_dir: Path, tmp_path: Path, workers: int) -> None:
     kept, settings = CacheSettings(folder=tmp_path / "cache"), SETTINGS.model_copy(update={"workers": workers})
@@ -374,6 +375,7 @@ def kept(loader: MediaLoader, refs: list[MediaRef]) -> list[bool]:
     return found
 
 
+@pytest.mark.usefixtures("kept_templates")
 @pytest.mark.filterwarnings("ignore:cache.folder")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_full_cache_is_told_of_wherever_it_is_noticed(media_dir: Path, tmp_path: Path, workers: int) -> None:

@@ -224,6 +224,7 @@ def test_a_folder_is_one_only_where_the_record_says_so(tmp_path: Path) -> None:
         assert got.value.reason == reason and words in str(got.value)
 
 
+@pytest.mark.usefixtures("kept_templates")
 def test_a_worker_reads_it_and_a_probe_says_what_is_read(tmp_path: Path) -> None:
     write_folder(tmp_path / "a", [coloured(number) for number in range(12)])
     ref = MediaRef("video", "a", 1.0, 3.0, folder_fps=3.0)

@@ -217,16 +217,6 @@ def test_the_size_of_every_kind_of_webp(tmp_path: Path, lossless: bool):
             assert webp_size(file) == (70, 40)
 
 
-@pytest.mark.parametrize("name", ["libx264-mp4-base.mp4", "libx264-matroska-base.mkv", "libvpx-webm-base.webm"])
-def test_a_cut_file_is_refused_with_both_numbers(tmp_path: Path, bases: dict[str, bytes], name: str):
-    """Cut in the middle: nothing is decoded as a shorter video."""
-    path = tmp_path / name
-    for share in (0.3, 0.5, 0.8):
-        path.write_bytes(bases[name][: int(len(bases[name]) * share)])
-        error = refusal(path)
-        assert error.reason in ("truncated_media", "corrupt_media", "too_few_frames")
-
-
 def test_a_fifo_and_a_folder_are_not_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "a.mp4")
     assert "it is not a regular file" in str(refusal(tmp_path / "a.mp4"))
