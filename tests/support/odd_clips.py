@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+
+import av
+import numpy as np
 
 from tests.support.clips import number_of, picture
 
 
 def encode(
-    path: Path, times: list[int], codec: str = "libx264", first: int = 0, clock: int = 1000, **options: str
+    path: Path,
+    times: Sequence[int],
+    codec: str = "libx264",
+    first: int = 0,
+    clock: int | Fraction = 1000,
+    pictures: Sequence[np.ndarray] | None = None,
+    pix_fmt: str = "yuv420p",
+    rate: int | Fraction = 25,
+    **options: str,
 ) -> Path:
-    """Frames ``first``, ``first`` + 1, ... at ``times``, in ticks of 1 / ``clock`` s."""
-    import av
-
+    """``pictures`` (uint8 [height, width, 3 or 4]; else number ``first`` on) at ``times``, in ticks of 1 / ``clock`` s."""
+    shown = [picture(first + number) for number in range(len(times))] if pictures is None else pictures
     with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=25, options=options)
-        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
-        stream.time_base = stream.codec_context.time_base = Fraction(1, clock)
-        for number, time in enumerate(times, first):
-            frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24").reformat(format="yuv420p")
-            frame.pts, frame.time_base = time, Fraction(1, clock)
+        stream: Any = container.add_stream(codec, rate=rate, options=options)
+        (stream.height, stream.width), stream.pix_fmt = shown[0].shape[:2], pix_fmt
+        stream.time_base = stream.codec_context.time_base = 1 / Fraction(clock)
+        for pixels, time in zip(shown, times, strict=True):
+            stored = "rgb24" if pixels.shape[2] == 3 else "rgba"
+            frame = av.VideoFrame.from_ndarray(pixels, format=stored).reformat(format=pix_fmt)
+            frame.pts, frame.time_base = time, 1 / Fraction(clock)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
@@ -31,9 +42,6 @@ def encode(
 
 def remux(source: Path, path: Path, change: Callable[[list[Any]], list[Any]], audio_seconds: float = 0.0) -> Path:
     """The packets of a file, changed, in another container; with silence of some seconds beside them."""
-    import av
-    import numpy as np
-
     with av.open(str(source)) as old, av.open(str(path), "w") as new:
         stream = new.add_stream_from_template(old.streams.video[0])
         sound = new.add_stream("aac", rate=16000) if audio_seconds else None
@@ -58,8 +66,6 @@ def at_storage_times(packets: list[Any]) -> list[Any]:
 
 def decoded(path: Path) -> list[int | None]:
     """The numbers of all frames, in the order a decoder gives them: what a player shows."""
-    import av
-
     with av.open(str(path)) as container:
         return [number_of(frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
 

@@ -90,17 +90,8 @@ def test_what_mirrors() -> None:
 
 def clear(path: Path, codec: str, format: str, paint: Callable[[int], np.ndarray], count: int = 6) -> Path:
     """Frames [56, 56, 4] of a format with opacity."""
-    import av
-
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=25)
-        stream.width, stream.height, stream.pix_fmt = 56, 56, format
-        for position in range(count):
-            frame = av.VideoFrame.from_ndarray(paint(position), format="rgba").reformat(format=format)
-            frame.pts, frame.time_base = position, Fraction(1, 25)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
+    pictures = [paint(number) for number in range(count)]
+    return encode(path, range(count), codec, clock=25, pictures=pictures, pix_fmt=format)
 
 
 def half_clear(_: int) -> np.ndarray:
