@@ -25,7 +25,7 @@ def encode(
     rate: int | Fraction = 25,
     **options: str,
 ) -> Path:
-    """``pictures`` (uint8 [height, width, 3 or 4]; else number ``first`` on) at ``times``, in ticks of 1 / ``clock`` s."""
+    """``pictures`` (uint8 [height, width, 3 or 4]; else number ``first`` on) at ``times``: ticks of 1 / ``clock`` s."""
     shown = [picture(first + number) for number in range(len(times))] if pictures is None else pictures
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=rate, options=options)

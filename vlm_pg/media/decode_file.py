@@ -1,12 +1,14 @@
-"""One file to one ``DecodedMedia``: what a worker process runs.
+"""One file to one ``DecodedMedia``, or to its facts without the frames: what a worker process runs.
 
 Shape letters: F frames.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,8 @@ import torch
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import VideoHeader, header_of, open_video
-from vlm_pg.media.frame_folder import FolderDecoder, FrameFolder, survey_folder
-from vlm_pg.media.images import decode_image
+from vlm_pg.media.frame_folder import FolderDecoder, FrameFolder, content_of_frames, list_frames, survey_folder
+from vlm_pg.media.images import decode_image, most_file_bytes
 from vlm_pg.media.index import TooManyFrames, VideoIndex, index_of
 from vlm_pg.media.paths import shown_url
 from vlm_pg.media.remote import download
@@ -30,6 +32,7 @@ from vlm_pg.media.sampling import (
     choose,
     frames_within,
     too_large,
+    visual_tokens,
 )
 from vlm_pg.media.seeking import FrameTooLarge, PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
@@ -220,10 +223,11 @@ def _check_missing(name: str, header: VideoHeader, index: VideoIndex, settings: 
             f"At most a share of {settings.max_missing_share:g} may be missing. Fetch the file again, or raise "
             "media.max_missing_share.",
         )
-    # half a frame's time is more than rounding
-    frame_seconds = (index.pts_seconds[-1] - index.pts_seconds[0]) / max(1, len(index.pts) - 1)
-    rounding = min(frame_seconds / 2, MOST_MISSING_SECONDS)
-    if settings.last_frame == "always" and stated_seconds - there_seconds > rounding:
+    if settings.last_frame == "as_sampled":
+        return
+    first, last = index.pts_seconds[0], index.pts_seconds[-1]
+    rounding = min((last - first) / max(1, len(index.pts) - 1) / 2, MOST_MISSING_SECONDS)  # less than half a frame
+    if stated_seconds - there_seconds > rounding:
         raise SampleError(
             "truncated_media",
             f"video '{name}' lacks its last frame: its header states {stated_seconds:.3f} s, {there_seconds:.3f} s are "
@@ -279,3 +283,66 @@ def resize_frames(frames: np.ndarray, height: int, width: int) -> np.ndarray:
             pixels = scaled.clamp(0, 255).round().to(torch.uint8)
         resized[index] = pixels[0].numpy()
     return resized
+
+
+@dataclass(frozen=True)
+class MediaFacts:
+    """A medium under some settings.
+
+    ``content``: SHA-256 of the file, or of all pictures of a folder in their order. ``seconds``: of the whole video; 0
+    of an image. ``frames``, ``height``, ``width``: what the tower would be shown. ``visual_tokens``: what that takes
+    after the merger; of an image too.
+    ``frame_seconds``, ``sampled_fps``, ``subtitles``: as in ``DecodedMedia``.
+    """
+
+    content: str
+    seconds: float
+    frames: int
+    height: int
+    width: int
+    visual_tokens: int
+    frame_seconds: tuple[float, ...] = ()
+    sampled_fps: float = 0.0
+    subtitles: tuple[Cue, ...] = ()
+
+
+def probe_file(
+    kind: MediaKind,
+    path: str,
+    settings: MediaSettings,
+    factor: int,
+    part: Part = WHOLE,
+    subtitles: str = "",
+    decode: bool = False,
+) -> MediaFacts:
+    """Read through a file; of a video one frame is decoded, or with ``decode`` all that would be shown.
+
+    The other arguments are those of ``decode_file``. An image is decoded in any case.
+
+    Raises:
+        SampleError: as ``decode_file``, as far as it shows.
+    """
+    with opened_media(path, subtitles, settings) as (local, name, cues):
+        seconds = sampled_fps = 0.0
+        frame_seconds: tuple[float, ...] = (0.0,)
+        if kind == "image":
+            frames, _, height, width = decode_image(local, settings, factor, name).frames.shape
+        else:
+            index, timeline, choice = survey_video(local, name, settings, part)
+            seconds = timeline.end
+            if decode:
+                frames, _, height, width = read_frames(local, name, index, choice, settings, factor)[0].shape
+            else:
+                frames, height, width = frames_to_read(local, name, index, choice, settings, factor)
+            choice = choice.with_count(frames)
+            frame_seconds, sampled_fps = tuple(timeline.seconds[index] for index in choice.indices), choice.sampled_fps
+            cues = cues_within(cues, part, timeline)
+        if part.folder_fps is None:
+            with local.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        else:
+            folder = list_frames(local, name, part.folder_fps, settings.max_video_frames)
+            content = content_of_frames(folder, most_file_bytes(settings))
+        # An image is shown as two equal frames, as the tower's temporal patches ask for.
+        tokens = visual_tokens(max(2, frames), height, width, factor)
+        return MediaFacts(content, seconds, frames, height, width, tokens, frame_seconds, sampled_fps, cues)

@@ -19,7 +19,7 @@ from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef
 
 if TYPE_CHECKING:
-    from vlm_pg.media.probe import MediaFacts
+    from vlm_pg.media.decode_file import MediaFacts
 
 POLL_SECONDS = 0.2
 _DECODE_MODULE = "vlm_pg.media.decode_file"
@@ -136,7 +136,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
 
     def probe(self, ref: MediaRef, decode: bool = False) -> Future[MediaFacts] | SampleError:
         """What a medium is, by ``probe_file`` (with ``workers=0``: now)."""
-        return self._submitted(ref, "vlm_pg.media.probe", "probe_file", decode)
+        return self._submitted(ref, "vlm_pg.media.decode_file", "probe_file", decode)
 
     @property
     def workers(self) -> int:

@@ -20,10 +20,9 @@ from tests.support.clips import number_of
 from tests.support.frame_folders import coloured, write_folder, write_video
 from tests.support.hostile_files import huge_webp
 from vlm_pg.errors import SampleError
-from vlm_pg.media.decode_file import decode_file
+from vlm_pg.media.decode_file import decode_file, probe_file
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.paths import resolve
-from vlm_pg.media.probe import probe_file
 from vlm_pg.media.sampling import Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef

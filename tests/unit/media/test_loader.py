@@ -18,9 +18,9 @@ from tests.unit.killable.helpers import is_gone, wait_until_gone
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media import loader as loader_module
 from vlm_pg.media import sampling
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
-from vlm_pg.media.probe import MediaFacts
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef
 
