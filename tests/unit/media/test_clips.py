@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.clip_table import table
 from tests.support.clips import number_of, write
+from tests.support.refusals import refused
 from tests.support.whole_decode import decode_whole
-from vlm_pg.errors import SampleError
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.index import read_index
 from vlm_pg.media.sampling import WHOLE, Part
@@ -129,9 +129,8 @@ def test_a_part_of_a_file_of_every_kind(name: str, part: Part, expected: list[in
     ],
 )
 def test_a_part_that_is_not_there(media_dir: Path, part: Part, words: str) -> None:
-    with pytest.raises(SampleError, match=words) as got:
+    with refused("bad_clip", words):
         show(media_dir / "flipping_a_pancake.mkv", part)
-    assert got.value.reason == "bad_clip"
 
 
 def test_nothing_outside_a_clip_is_decoded(media_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +151,8 @@ def test_nothing_outside_a_clip_is_decoded(media_dir: Path, monkeypatch: pytest.
 
 
 def test_limits_judge_the_whole_file(media_dir: Path) -> None:
-    with pytest.raises(SampleError) as got:
+    with refused("video_too_long"):
         show(media_dir / "nasa_13013.mp4", Part(1.0, 3.0), max_video_seconds=10.0)
-    assert got.value.reason == "video_too_long"
 
 
 @pytest.mark.parametrize("part", [Part(3.0, 6.0), Part(times=(0.5, 0.51, 9.0))], ids=["clip", "moments"])
@@ -197,9 +195,8 @@ def test_the_budget_leaves_out_no_moment_and_goes_no_lower_than_min_frames(media
     assert len(show(path, Part(times=times), video_tokens=8).frames) == 8
     assert len(show(path, WHOLE, min_frames=6, fps=10.0, video_tokens=7).frames) == 6
     for part, settings in ((Part(times=times), {}), (WHOLE, {"min_frames": 7, "fps": 10.0})):
-        with pytest.raises(SampleError, match=r"8 frames of 1280x720 pixels, the fewest .* more than 7 visual") as got:
+        with refused("too_many_visual_tokens", r"8 frames of 1280x720 pixels, the fewest .* more than 7 visual"):
             show(path, part, video_tokens=7, **settings)
-        assert got.value.reason == "too_many_visual_tokens"
 
 
 def test_clip_and_uniform(media_dir: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm_pg.errors import SampleError
+from tests.support.refusals import refused
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.sampling import WHOLE, Part, Timeline
 from vlm_pg.media.settings import MediaSettings
@@ -99,16 +99,14 @@ def test_texts_and_seconds(tmp_path: Path, name: str, text: str, cues: tuple[Cue
     ],
 )
 def test_what_cannot_be_read(tmp_path: Path, name: str, text: str | bytes, words: str) -> None:
-    with pytest.raises(SampleError, match=rf"subtitles '{name}' {words}.* in UTF-8 is expected\. Convert or") as got:
+    with refused("bad_subtitles", rf"subtitles '{name}' {words}.* in UTF-8 is expected\. Convert or"):
         read(tmp_path, text, name)
-    assert got.value.reason == "bad_subtitles"
 
 
 def test_the_size_is_limited(tmp_path: Path) -> None:
     assert read(tmp_path, SRT, max_subtitle_bytes=len(SRT)) == SRT_CUES
-    with pytest.raises(SampleError, match=f"larger than media.max_subtitle_bytes={len(SRT) - 1}") as got:
+    with refused("bad_subtitles", f"larger than media.max_subtitle_bytes={len(SRT) - 1}"):
         read(tmp_path, SRT, max_subtitle_bytes=len(SRT) - 1)
-    assert got.value.reason == "bad_subtitles"
 
 
 CUES = (Cue(1.0, 2.0, "a"), Cue(2.0, 4.0, "b"), Cue(3.0, 3.0, "point"), Cue(9.5, 12.0, "end"), Cue(11.0, 12.0, "late"))
