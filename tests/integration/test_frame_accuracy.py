@@ -13,11 +13,11 @@ import pytest
 
 from tests.support.clip_table import table
 from tests.support.clips import FRAMES, Clip, number_of, write
+from tests.support.odd_clips import read_index
 from tests.support.torchcodec import require_torchcodec
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
-from vlm_pg.media.index import read_index
 from vlm_pg.media.sampling import frame_indices
 from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings

@@ -12,6 +12,8 @@ import av
 import numpy as np
 
 from tests.support.clips import number_of, picture
+from vlm_pg.media.container import open_video
+from vlm_pg.media.index import VideoIndex, index_of
 
 
 def encode(
@@ -77,3 +79,9 @@ def with_matrix(source: Path, path: Path, a: float, b: float, c: float, d: float
     data[offset : offset + 36] = struct.pack(">9i", *(round(n * 65536) for n in (a, b, 0, c, d, 0, 0, 0)), 1 << 30)
     path.write_bytes(data)
     return path
+
+
+def read_index(path: Path, max_frames: int | None = None) -> VideoIndex:
+    """See ``index_of``."""
+    with open_video(path) as (container, stream):
+        return index_of(container, stream, max_frames)

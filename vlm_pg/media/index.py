@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.coded_pictures import FieldPairs, LateStart, Mpeg4Pictures, ShownOrder
-from vlm_pg.media.container import open_video
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_rasl, is_shown, leaves_out, syntax_of
 
 
@@ -246,12 +244,6 @@ class _Frames:
         self.cut, self.entries = (self.cut[:1], []) if self.cut else ([], self.entries[:1])
         self.restart = None  # what is stored before one of these may be shown after it
         self.flagged = [(index, Entry.CLEAN if index == 0 else Entry.NONE) for index, _ in self.flagged]
-
-
-def read_index(path: Path, max_frames: int | None = None) -> VideoIndex:
-    """Read through the file without decoding; see ``index_of``."""
-    with open_video(path) as (container, stream):
-        return index_of(container, stream, max_frames)
 
 
 def index_of(container: Any, stream: Any, max_frames: int | None = None) -> VideoIndex:

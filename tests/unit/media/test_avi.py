@@ -16,11 +16,10 @@ import pytest
 
 from tests.support.avi_clips import decoded, encoded, kind_of, not_coded, numbers, packed, said_packed, write_avi
 from tests.support.clips import number_of
-from tests.support.odd_clips import remux
+from tests.support.odd_clips import read_index, remux
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.coded_pictures import Mpeg4Pictures
-from vlm_pg.media.index import read_index
 from vlm_pg.media.keyframes import Syntax
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.seeking import PyAVDecoder

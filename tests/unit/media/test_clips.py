@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.clip_table import table
 from tests.support.clips import number_of, write
+from tests.support.odd_clips import read_index
 from tests.support.refusals import refused
 from tests.support.whole_decode import decode_whole
 from vlm_pg.media.decode_file import decode_video
-from vlm_pg.media.index import read_index
 from vlm_pg.media.sampling import WHOLE, Part
 from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from pydantic import ValidationError
 
-from tests.support.odd_clips import encode, with_matrix
+from tests.support.odd_clips import encode, read_index, with_matrix
 from tests.support.refusals import refused
 from tests.support.torchcodec import require_torchcodec
 from vlm_pg.errors import ConfigError
@@ -24,7 +24,6 @@ from vlm_pg.media import upright, video_decoders
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.images import decode_image
-from vlm_pg.media.index import read_index
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.sampling import Part
 from vlm_pg.media.seeking import PyAVDecoder

@@ -22,13 +22,14 @@ from tests.support.hostile_files import (
     table_bombs,
     titled,
 )
+from tests.support.odd_clips import read_index
 from tests.support.watch import OpenedFiles
 from vlm_pg.errors import SampleError
 from vlm_pg.media import container as container_module
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_video
 from vlm_pg.media.decode_file import decode_file
-from vlm_pg.media.index import TooManyFrames, read_index
+from vlm_pg.media.index import TooManyFrames
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia
 

@@ -14,12 +14,12 @@ import pytest
 
 from tests.support.clips import number_of
 from tests.support.field_clips import Fields, parameter_sets, pictures, write_fields
-from tests.support.odd_clips import decoded, encode, remux
+from tests.support.odd_clips import decoded, encode, read_index, remux
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.coded_pictures import FieldPairs, ShownOrder
 from vlm_pg.media.container import VideoHeader
 from vlm_pg.media.decode_file import missing
-from vlm_pg.media.index import EntryPoint, VideoIndex, _Frames, read_index
+from vlm_pg.media.index import EntryPoint, VideoIndex, _Frames
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_shown, leaves_out, syntax_of
 from vlm_pg.media.seeking import MOST_HELD, PyAVDecoder, keep_by_order, keep_by_time, runs
 

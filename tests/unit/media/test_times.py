@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from tests.support.clips import number_of, picture
-from tests.support.odd_clips import at_storage_times, decoded, encode, remux
+from tests.support.odd_clips import at_storage_times, decoded, encode, read_index, remux
 from tests.support.refusals import refused
 from tests.support.whole_decode import decode_whole
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import header_of, open_video
 from vlm_pg.media.decode_file import decode_file, decode_video, probe_file
-from vlm_pg.media.index import read_index
 from vlm_pg.media.sampling import WHOLE, Part
 from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.clips import Clip, number_of, write
-from tests.support.odd_clips import encode
+from tests.support.odd_clips import encode, read_index
 from tests.support.refusals import refused
 from vlm_pg.errors import SampleError
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
@@ -19,7 +19,7 @@ from vlm_pg.media import seeking
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import VideoHeader, open_video
 from vlm_pg.media.decode_file import decode_file, decode_video, resize_frames
-from vlm_pg.media.index import EntryPoint, read_index
+from vlm_pg.media.index import EntryPoint
 from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.media.video_decoders import DecordDecoder
