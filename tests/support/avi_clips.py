@@ -55,7 +55,7 @@ def not_coded(like: bytes) -> bytes:
     return _VOP + bytes(int(head[at : at + 8], 2) for at in range(0, len(head), 8))
 
 
-def said_packed(vops: Sequence[bytes]) -> list[bytes]:
+def marked_packed(vops: Sequence[bytes]) -> list[bytes]:
     """The same with DivX's mark of a packed stream in place of the encoder's own in each intra picture."""
     marked = []
     for vop in vops:
@@ -71,7 +71,7 @@ def packed(vops: Sequence[bytes]) -> list[bytes]:
     """Chunks as DivX packs them: a picture and the first B-frame behind it, the other ones, a not-coded one."""
     chunks: list[bytes] = []
     group: list[bytes] = []
-    for vop in [*said_packed(vops), b""]:
+    for vop in [*marked_packed(vops), b""]:
         if vop and kind_of(vop) == BOTH_WAYS:
             group.append(vop)
             continue

@@ -58,9 +58,9 @@ def test_features_take_what_frames_leave(tmp_path: Path, first: str) -> None:
     if first == "frames":
         assert held(folder, "features") == 10
     assert sum(stored.size for stored in entry_files(folder)) <= limit
-    kept = {stored.key for stored in entry_files(folder)}
+    remaining = {stored.key for stored in entry_files(folder)}
     assert stores["features"].write(key(1000), entry(0, limit)) is Outcome.FULL
-    assert {stored.key for stored in entry_files(folder)} == kept
+    assert {stored.key for stored in entry_files(folder)} == remaining
 
 
 def test_one_that_is_not_kept_says_so(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_an_account_that_is_odd_is_made_anew(tmp_path: Path, content: bytes) -> 
     assert held(folder, "frames") == 10 and store.uses.hits == 5
 
 
-def left_by_another(folder: Path, entries: int, asked: int, seconds: float) -> None:
-    """A cache for so many entries, which is full of what a run that ended some time ago has asked for."""
+def left_by_another(folder: Path, entries: int, requested: int, seconds: float) -> None:
+    """A cache for so many entries, which is full of what a run that ended some time ago has requested."""
     began = time.time() - seconds - 1200
-    epoch(Store(folder, "frames", entries * SIZE, began), range(asked))
+    epoch(Store(folder, "frames", entries * SIZE, began), range(requested))
     age(folder, seconds)
 
 
@@ -162,11 +162,11 @@ def test_what_was_filled_before_a_run_is_there_in_its_first_epoch(tmp_path: Path
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (1, 2))])
 def test_what_is_found_now_and_then_stays(tmp_path: Path, seed: int) -> None:
     """Of shuffled media, however many of the others find no room meanwhile."""
-    chance, entries, asked = random.Random(seed), 60, 300
-    left_by_another(tmp_path / "cache", entries, asked, 0.8 * DAY)
+    chance, entries, requested = random.Random(seed), 60, 300
+    left_by_another(tmp_path / "cache", entries, requested, 0.8 * DAY)
     store = Store(tmp_path / "cache", "frames", entries * SIZE, time.time())
-    assert asked - entries > 2 * eviction._IN_VAIN
-    assert [epoch(store, chance.sample(range(asked), asked)) for _ in range(3)] == [entries] * 3
+    assert requested - entries > 2 * eviction._IN_VAIN
+    assert [epoch(store, chance.sample(range(requested), requested)) for _ in range(3)] == [entries] * 3
     assert store.uses.written == 0
 
 
@@ -258,7 +258,7 @@ def slow_looks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fill(number: int, folder: Path, limit: int, entries: int) -> None:
-    """Ends with how many were not kept."""
+    """Ends with how many were not stored."""
     store = Store(folder, "frames", limit)
     outcomes = [store.write(key(other), entry(other)) for other in range(1000 * number, 1000 * number + entries)]
     os._exit(sum(outcome is not Outcome.STORED for outcome in outcomes))
@@ -397,8 +397,8 @@ def test_who_is_killed_while_making_room_leaves_an_account_that_others_use(tmp_p
         writer.join()
         assert writer.exitcode in (0, -signal.SIGKILL)
         store = Store(folder, "frames", limit)
-        kept = [store.write(key(number), entry(number)) for number in range(2000, 2012)].count(Outcome.STORED)
-        assert held(folder, "frames") == 10 and kept == 10 - store.has(key(1000))
+        remaining = [store.write(key(number), entry(number)) for number in range(2000, 2012)].count(Outcome.STORED)
+        assert held(folder, "frames") == 10 and remaining == 10 - store.has(key(1000))
         if writer.exitcode == 0:
             break
     assert writer.exitcode == 0 and step > 12

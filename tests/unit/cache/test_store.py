@@ -115,8 +115,8 @@ def test_verify_names_and_removes_the_damaged(tmp_path: Path) -> None:
         store.write(key_of({"n": number}), entry(number))
     bad = store._path(key_of({"n": 3}))
     bad.write_bytes(bad.read_bytes()[:-1])
-    told = {stored.key: well for stored, well in verify(tmp_path / "cache")}
-    assert len(told) == 6 and [key for key, well in told.items() if not well] == [key_of({"n": 3})]
+    verified = {stored.key: well for stored, well in verify(tmp_path / "cache")}
+    assert len(verified) == 6 and [key for key, well in verified.items() if not well] == [key_of({"n": 3})]
     assert len(list(entry_files(tmp_path / "cache"))) == 5
 
 

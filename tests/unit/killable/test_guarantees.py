@@ -130,8 +130,8 @@ def test_processes_that_do_not_start_are_an_error_with_the_reason(kind: str):
     with AnyPool(kind, preload=["no_such_module_anywhere"]) as pool:
         with pytest.raises(RuntimeError) as caught:
             raise pool.run(TWO)[0]
-        who = "decoding workers" if pool.decodes else "checking processes"
-        assert f"{who} do not start (3 tries, last: exit code 1).\n" in str(caught.value)
+        names = "decoding workers" if pool.decodes else "checking processes"
+        assert f"{names} do not start (3 tries, last: exit code 1).\n" in str(caught.value)
         assert "No module named 'no_such_module_anywhere'" in str(caught.value)
         with pytest.raises(RuntimeError, match="have failed" if pool.decodes else "do not start"):
             pool.run(TWO)

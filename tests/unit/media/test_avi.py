@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.avi_clips import decoded, encoded, kind_of, not_coded, numbers, packed, said_packed, write_avi
+from tests.support.avi_clips import decoded, encoded, kind_of, marked_packed, not_coded, numbers, packed, write_avi
 from tests.support.clips import number_of
 from tests.support.odd_clips import read_index, remux
 from vlm_pg.errors import SampleError
@@ -49,7 +49,7 @@ CLIPS = {
     "packed": (lambda: with_b_frame_first(1), b"DX50", STEADY),
     "packed by two": (lambda: with_b_frame_first(2), b"DIVX", STEADY),
     "packed by three": (lambda: packed(vops(3)), b"XVID", STEADY),
-    "said to be packed": (lambda: said_packed(vops(0)), b"DIVX", STEADY),
+    "marked as packed": (lambda: marked_packed(vops(0)), b"DIVX", STEADY),
     # the picture before stays: 4 for three ticks
     "empty chunks": (lambda: [*vops(0)[:5], b"", b"", *vops(0)[5:]], b"XVID", [*range(5), *range(7, 28)]),
     "not coded": (
@@ -214,11 +214,11 @@ def test_places_left_over_are_counted() -> None:
     """Two pictures in one packet leave one index over, which the next one that is not coded fills, and no other."""
     pictures = Mpeg4Pictures(Syntax("mpeg4"), layer(25))
     first, both, alone = vop(5, True), vop(5, True) + vop(5, True, "10"), vop(5, False)
-    said = [
+    are_frames = [
         pictures.is_frame(memoryview(one))
         for one in (first, alone, both, first, alone, alone, both, both, alone, alone)
     ]
-    assert said == [True, False, True, True, True, False, True, True, True, True]
+    assert are_frames == [True, False, True, True, True, False, True, True, True, True]
     assert pictures.is_packed
     other = Mpeg4Pictures(Syntax("h264"))
     assert other.is_frame(memoryview(both)) and other.is_frame(memoryview(alone)) and not other.is_packed

@@ -80,7 +80,7 @@ def test_loading_real_files_one_answer_each(media_dir: Path):
     with MediaLoader(MediaSettings(workers=2), media_dir) as loader:
         ticket = loader.submit([MediaRef("video", name) for name in names])
         results = ticket.result()
-        assert ticket.result() == results, "a ticket can be asked again"
+        assert ticket.result() == results, "a ticket can be read again"
     kinds = [one.reason if isinstance(one, SampleError) else one.decoder for one in results]
     assert kinds == ["pyav", "missing_media", "pyav", "corrupt_media", "pyav"]
     with MediaLoader(MediaSettings(workers=0), media_dir) as here:
@@ -212,10 +212,10 @@ def test_a_pool_starts_with_its_first_call_or_before(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("kept_templates")
 def test_a_worker_asks_its_parent_and_remembers(media_dir: Path, monkeypatch: pytest.MonkeyPatch):
     """What the parent says is what is read: qwen-vl-utils' rules, here made others."""
-    asked, rule = [], sampling.num_sampled_frames
+    totals, rule = [], sampling.num_sampled_frames
 
     def other(total: int, *more: float) -> int:
-        asked.append(total)
+        totals.append(total)
         return rule(total, *more) - 6
 
     monkeypatch.setattr(sampling, "num_sampled_frames", other)
@@ -226,7 +226,7 @@ def test_a_worker_asks_its_parent_and_remembers(media_dir: Path, monkeypatch: py
             [media] = loader.load([MediaRef("video", "av1_video.mkv")])
             assert isinstance(media, DecodedMedia) and len(media.frames) == 2
         [media] = loader.load([MediaRef("video", "h265_video.mp4")])
-    assert len(asked) == 2 and asked[0] != asked[1]
+    assert len(totals) == 2 and totals[0] != totals[1]
 
 
 PROBED = MediaSettings(max_frames=6, max_pixels=64 * 28 * 28, image_max_pixels=64 * 28 * 28)
