@@ -30,8 +30,8 @@ def print_stats(folder: Path) -> None:
         print(f"{folder} is empty")
 
 
-def print_verified(folder: Path) -> int:
-    """Read every entry and remove the damaged ones. Returns their number."""
+def print_verified(folder: Path) -> None:
+    """Read every entry and remove the damaged ones."""
     _check(folder)
     whole = damaged = 0
     for stored, is_whole in verify(folder):
@@ -41,7 +41,6 @@ def print_verified(folder: Path) -> int:
         if (whole + damaged) % 1000 == 0:
             print(f"{whole + damaged:,} read", flush=True)
     print(f"{whole:,} entries are as they were written, {damaged:,} were damaged and are removed: they are made again")
-    return damaged
 
 
 def print_pruned(folder: Path, max_gb: float) -> None:

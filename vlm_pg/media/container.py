@@ -58,7 +58,6 @@ class VideoHeader:
     duration_seconds: float
     video_seconds: float
     stated_fps: float
-    codec: str
     start_seconds: float | None = None
 
 
@@ -131,7 +130,6 @@ def header_of(container: Any, stream: Any) -> VideoHeader:
             duration_seconds=max(0.0, whole_seconds, video_seconds),
             video_seconds=max(0.0, video_seconds),
             stated_fps=float(stream.average_rate or 0),
-            codec=stream.codec_context.codec.canonical_name,
             start_seconds=None if container.start_time is None else container.start_time / 1_000_000,
         )
 

@@ -63,9 +63,8 @@ def shown_last_too_late(data: bytes) -> bytes:
     start = data.index(b"ctts") + 12
     count = int.from_bytes(data[start - 4 : start], "big")
     runs = list(struct.iter_unpack(">II", data[start : start + 8 * count]))
-    shown = [
-        512 * (sum(frames for frames, _ in runs[: offset + 1])) + offset for offset, (_, offset) in enumerate(runs)
-    ]
+    decoded = [512 * sum(frames for frames, _ in runs[: number + 1]) for number in range(len(runs))]
+    shown = [time + offset for time, (_, offset) in zip(decoded, runs, strict=True)]
     return changed(b"ctts", 12 + 8 * shown.index(max(shown)), max(runs[shown.index(max(shown))]) + 25600)(data)
 
 

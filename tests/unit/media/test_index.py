@@ -109,7 +109,7 @@ def test_configuration_records():
 
 
 def header(whole: float, video: float) -> VideoHeader:
-    return VideoHeader(64, 64, whole, video, 25.0, "h264")
+    return VideoHeader(64, 64, whole, video, 25.0)
 
 
 def index(

@@ -178,7 +178,7 @@ def test_a_single_frame_is_too_few(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "reason", "message"),
     [
-        ({"max_video_frame_pixels": 3000}, "video_too_large", r"96x64 pixels\. At most 3000 .* media\.max_video_fr"),
+        ({"max_video_frame_pixels": 4000}, "video_too_large", r"96x64 pixels\. At most 4000 .* media\.max_video_fr"),
         ({"max_video_seconds": 1}, "video_too_long", r"lasts 2 s\. At most 1 s are .*media\.max_video_sec"),
         ({"max_video_frames": 49}, "video_too_long", r"more frames than 49, the most .* Cut .*media\.max_video_fr"),
     ],
@@ -190,7 +190,7 @@ def test_limits_of_the_header(tmp_path: Path, changes: dict[str, int], reason: s
 
 
 def test_a_strip_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    header = VideoHeader(width=4096, height=16, duration_seconds=1.0, video_seconds=1.0, stated_fps=25.0, codec="mpeg4")
+    header = VideoHeader(width=4096, height=16, duration_seconds=1.0, video_seconds=1.0, stated_fps=25.0)
     encode(tmp_path / "a.mp4", list(range(4)), "mpeg4", clock=25)
     monkeypatch.setattr("vlm_pg.media.decode_file.header_of", lambda *_: header)
     monkeypatch.setattr("vlm_pg.media.decode_file.index_of", lambda *_: pytest.fail("decoded"))
