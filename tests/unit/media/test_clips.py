@@ -167,7 +167,7 @@ def test_clip_and_decoder(media_dir: Path, part: Part) -> None:
 @pytest.mark.parametrize(
     ("part", "budget", "expected"),
     [
-        # 1080 x 1920 would be 15 x 8 patches: see test_token_budget.py
+        # 1080 x 1920 would be 15 x 8 patches: see test_sampling.py
         (Part(0.1, 0.9), 480, (8, 224, 420)),
         (Part(0.1, 0.9), 100, (8, 84, 168)),  # 25 patches a pair: 3.75 x 6.67
         (Part(0.1, 0.9), 7, (6, 28, 56)),

@@ -165,6 +165,7 @@ def test_workers_see_the_gpus_where_they_decode_on_one(monkeypatch: pytest.Monke
         settings = MediaSettings(workers=1, decoder="torchcodec", decoder_device=device)
         decoding = decoding_pool(settings)
         assert decoding is not None and decoding._gpu == (device == "cuda")
+        decoding.close()
         with WorkerPool(1, deadline_seconds=5, gpu=decoding._gpu) as pool:
             assert pool.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == seen
 
