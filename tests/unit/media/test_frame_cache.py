@@ -73,8 +73,12 @@ def test_packing_loses_nothing(shape: tuple[int, ...]) -> None:
 
 
 FILES = [
-    *("flipping_a_pancake.mkv", "nasa_13013.mp4", "av1_video.mkv", "h265_10bits.mp4", "bt709_full_range.mp4"),
-    *("video_90.mov", "unordered.mov"),
+    "flipping_a_pancake.mkv",
+    "nasa_13013.mp4",
+    "av1_video.mkv",
+    "h265_10bits.mp4",
+    "video_90.mov",
+    "unordered.mov",
 ]
 
 
