@@ -29,7 +29,7 @@ from vlm_pg.types import BadSample, Sample
 
 if TYPE_CHECKING:
     from data_pipelines.engine.resume import Spool
-    from vlm_pg.media.probe import MediaFacts  # it imports torch
+    from vlm_pg.media.decode_file import MediaFacts  # it imports torch
 
 DATA_TYPES = ("image", "video", "mixed", "text")
 PART_ROWS = 256

@@ -26,7 +26,7 @@ from vlm_pg.progress import Bar
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 if TYPE_CHECKING:
-    from vlm_pg.media.probe import MediaFacts
+    from vlm_pg.media.decode_file import MediaFacts
 
 # Without settings: a limit that a run may raise refuses nothing, a file that no run can read is at fault.
 _LENIENT = {"max_video_seconds": 1e9, "max_header_pixels": 170_000_000, "deadline_seconds": 600.0}

@@ -26,7 +26,7 @@ from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import BadSample, DecodedMedia, Sample
 
 if TYPE_CHECKING:
-    from vlm_pg.media.probe import MediaFacts
+    from vlm_pg.media.decode_file import MediaFacts
 
 _SHOWN = 12
 _THUMBNAIL_PIXELS = 160 * 120

@@ -24,7 +24,7 @@ from vlm_pg.media.paths import is_url
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 if TYPE_CHECKING:
-    from vlm_pg.media.probe import MediaFacts
+    from vlm_pg.media.decode_file import MediaFacts
 
 _BEGUN_ANEW = "\nbegun with --overwrite"
 # Refusals that depend on files below the media root, not on the row.
@@ -246,7 +246,7 @@ class MediaBook:
 
     def read(self, ref: MediaRef) -> MediaFacts | SampleError | None:
         """The result for a medium; None where it was not probed."""
-        from vlm_pg.media.probe import MediaFacts  # torch comes with it: where there are media, not before
+        from vlm_pg.media.decode_file import MediaFacts  # torch comes with it: where there are media, not before
 
         found = self._database.execute("SELECT outcome FROM media WHERE medium = ?", (_ref_to_json(ref),)).fetchone()
         if found is None or found[0] is None:

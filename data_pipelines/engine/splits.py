@@ -20,7 +20,7 @@ from vlm_pg.types import BadSample, Sample
 
 if TYPE_CHECKING:
     from data_pipelines.engine.report import Tally
-    from vlm_pg.media.probe import MediaFacts
+    from vlm_pg.media.decode_file import MediaFacts
 
 Format = Literal["parquet", "jsonl"]
 REFUSED, REPEATED = "refused.jsonl", "repeated.jsonl"

@@ -150,7 +150,7 @@ def timed(command: list[str], folder: Path) -> dict[str, Any]:
 def jobs_of(folder: Path, count: int, different: int) -> Path:
     """Path, wanted frames, height and width of each clip, of which so many have different frames."""
     from vlm_pg.media.decode_file import decode_file, survey_video
-    from vlm_pg.media.selection import WHOLE
+    from vlm_pg.media.sampling import WHOLE
     from vlm_pg.media.settings import MediaSettings
 
     wanted = []

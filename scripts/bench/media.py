@@ -40,9 +40,9 @@ from vlm_pg.media.container import header_of, open_video
 from vlm_pg.media.decode_file import resize_frames
 from vlm_pg.media.frame_folder import FolderDecoder, list_frames
 from vlm_pg.media.index import index_of
-from vlm_pg.media.selection import WHOLE, Part, Timeline
+from vlm_pg.media.sampling import WHOLE, Part, Timeline
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.video_decoders import PyAVDecoder
 from vlm_pg.types import DecodedMedia, MediaKind, MediaRef
 
 WAYS = ("bare", "decoded", "first", "new", "kept")
@@ -124,7 +124,7 @@ def _measure_all(
 def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: Path, repeats: int) -> dict[str, Any]:
     """One medium below ``root``. Raises SampleError if it cannot be used."""
     from vlm_pg.cache.settings import CacheSettings
-    from vlm_pg.media.frame_cache import content_of, content_of_folder, load_file
+    from vlm_pg.media.frame_cache import content_of, load_file
     from vlm_pg.media.paths import SubtitlesRef, resolve
 
     path = resolve(ref, root)
@@ -135,7 +135,6 @@ def _measure(config: RunConfig, factor: int, root: Path, ref: MediaRef, folder: 
 
     def load_new(kept: CacheSettings) -> DecodedMedia:
         content_of.cache_clear()
-        content_of_folder.cache_clear()
         return load(kept)
 
     expected = load()
@@ -217,10 +216,7 @@ def bare_decoding(
 
     def video() -> None:
         decoder = PyAVDecoder(Path(path), index, settings.max_video_frame_pixels)
-        try:
-            resize_frames(decoder.read(places), height, width)
-        finally:
-            decoder.close()
+        resize_frames(decoder.read(places), height, width)
 
     return video
 

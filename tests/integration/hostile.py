@@ -1,7 +1,7 @@
 """Hostile answers from a seeded generator, and the function that grades one of them in a checking process.
 
 Every text is built from a family below: code for whatever evaluates it, numbers that explode, nesting, megabytes, bait
-for regular expressions that backtrack, tricks of Unicode, and gold answers that were broken in places.
+for regular expressions that backtrack, tricks of Unicode, and gold answers that were broken in positions.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ def broken_gold(choose: random.Random, _: str) -> str:
     """A gold answer with characters gone, doubled, exchanged or put in."""
     signs = list(choose.choice([gold for golds in GOLD.values() for gold in golds]) * choose.choice([1, 1, 3]))
     for _step in range(choose.randrange(1, 5)):
-        place = choose.randrange(len(signs) + 1)
-        signs[place : place + choose.randrange(3)] = choose.choice((*_ODD, *_BAIT, *_GRAMMAR))
+        position = choose.randrange(len(signs) + 1)
+        signs[position : position + choose.randrange(3)] = choose.choice((*_ODD, *_BAIT, *_GRAMMAR))
     return choose.choice(_WRAPPERS).format("".join(signs))
 
 
@@ -224,8 +224,8 @@ def gradings(count: int, seed: int, canary: Path) -> Iterator[tuple[AnswerKind, 
     choose = random.Random(seed)
     makers, weights = zip(*FAMILIES, strict=True)
     others: list[AnswerKind] = [kind for kind in ANSWER_KINDS if kind != "mathematics"]
-    for place in range(count):
-        kind: AnswerKind = "mathematics" if place % 2 else others[place // 2 % len(others)]
+    for position in range(count):
+        kind: AnswerKind = "mathematics" if position % 2 else others[position // 2 % len(others)]
         [make] = choose.choices(makers, weights)
         yield kind, choose.choice(GOLD[kind]), make(choose, str(canary))
 

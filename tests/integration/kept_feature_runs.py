@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 
 import vlm_pg.training.main as training
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 from vlm_pg.config import load_config
 from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
 from vlm_pg.models.family import Family
@@ -38,8 +38,8 @@ if __name__ == "__main__":
         chosen = load_config(config, overrides)
         if name.endswith("half") and RankLayout.here().is_rank0:
             assert chosen.cache.folder is not None
-            for place in sorted(places(chosen.cache.folder), key=lambda place: place.key)[::2]:
-                place.path.unlink()
+            for stored in sorted(entry_files(chosen.cache.folder), key=lambda stored: stored.key)[::2]:
+                stored.path.unlink()
         barrier()
         assert training.train(chosen) == 0
     disconnect()

@@ -14,13 +14,13 @@ import pytest
 from tests.support.processes import ModuleProcess, started_until
 from tests.support.small_run import small_run
 from tests.support.watch import descendants
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 from vlm_pg.cache.store import MARK
 
 pytestmark = pytest.mark.matrix
 
 # The frames and the visual features of the small run's clips, for training and evaluation.
-ENTRIES = 32
+ENTRIES, MOMENTS = 32, 50
 
 
 def start(folder: Path, cache: Path, workers: int) -> ModuleProcess:
@@ -38,7 +38,7 @@ def contents(cache: Path) -> dict[str, bytes]:
     """Every file of a cache; what a killed process was writing has a name that says so, and is no entry."""
     own = (".prune.lock", ".room")
     files = [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".tmp" and path.name not in own]
-    assert {place.path for place in places(cache)} == {path for path in files if path.name != MARK}
+    assert {stored.path for stored in entry_files(cache)} == {path for path in files if path.name != MARK}
     return {str(path.relative_to(cache)): path.read_bytes() for path in files}
 
 
@@ -60,7 +60,6 @@ def whole(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("workers", [2, 4])
-@pytest.mark.matrix
 def test_the_number_of_workers_changes_no_byte(folder: Path, whole: dict[str, bytes], workers: int) -> None:
     filled(folder, folder / f"workers-{workers}", workers)
     assert contents(folder / f"workers-{workers}") == whole
@@ -79,25 +78,24 @@ def kill(process: ModuleProcess, with_workers: bool) -> bool:
 def caught(folder: Path, cache: Path, entries: int, workers: int) -> ModuleProcess:
     """A fill that has written so many entries."""
     return started_until(
-        lambda: cache.is_dir() and sum(1 for _ in places(cache)) >= entries,
+        lambda: cache.is_dir() and sum(1 for _ in entry_files(cache)) >= entries,
         lambda: start(folder, cache, workers),
         cache,
     )
 
 
-@pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 2])
-def test_killed_and_resumed_it_keeps_the_same_bytes(folder: Path, whole: dict[str, bytes], moments: int) -> None:
-    chance, ended, left = random.Random(moments), 0, []
-    for number in range(moments):
-        cache, workers = folder / f"killed-{moments}-{number}", chance.choice([1, 2, 4])
+def test_killed_and_resumed_it_keeps_the_same_bytes(folder: Path, whole: dict[str, bytes]) -> None:
+    chance, ended, left = random.Random(MOMENTS), 0, []
+    for number in range(MOMENTS):
+        cache, workers = folder / f"killed-{number}", chance.choice([1, 2, 4])
         process = caught(folder, cache, chance.randrange(ENTRIES), workers)
         time.sleep(chance.uniform(0, 0.02))
         ended += kill(process, with_workers=chance.random() < 0.5)
-        left.append(sum(1 for _ in places(cache)))
-        entries = {place.path: place.path.stat().st_mtime_ns for place in places(cache)}
+        left.append(sum(1 for _ in entry_files(cache)))
+        entries = {stored.path: stored.path.stat().st_mtime_ns for stored in entry_files(cache)}
         assert {str(path.relative_to(cache)): path.read_bytes() for path in entries}.items() <= whole.items()
         filled(folder, cache, workers=chance.choice([1, 2, 4]))
         assert contents(cache) == whole
         assert {path: path.stat().st_mtime_ns for path in entries} == entries, "what was kept is not made again"
-    print(f"{ended} kills in {moments} fills, which had kept {sorted(left)}")
+    print(f"{ended} kills in {MOMENTS} fills, which had kept {sorted(left)}")
     assert ended

@@ -1,8 +1,7 @@
 """Whatever lies in a media folder costs one sample at most: a corpus of odd files, and seeded damage to healthy ones.
 
-Of every file: a typed answer, no other file opened, no connection, bounded memory; of all together: no descriptor,
-process or temporary file left. A part runs in the usual tests, all of it under the marker ``matrix``, where processor
-time (not the clock's, which other programs take part in) is bounded as well.
+Of every file: a typed answer, no other file opened, no connection, bounded memory and processor time (not the clock's,
+which other programs take part in); of all together: no descriptor, process or temporary file left.
 """
 
 from __future__ import annotations
@@ -56,7 +55,9 @@ class Guarded:
             workers=1, deadline_seconds=600, worker_memory_bytes=MEMORY_BYTES, max_frames=8, max_pixels=32 * 28 * 28
         )
         self.loads = 2 if is_kept else 1
-        self.loader = MediaLoader(settings, self.root, kept=CacheSettings(folder=folder / "cache") if is_kept else None)
+        self.loader = MediaLoader(
+            settings, self.root, cache_settings=CacheSettings(folder=folder / "cache") if is_kept else None
+        )
         self.reasons: Counter[str] = Counter()
         self.slowest, self.largest = 0.0, 0
         self.started_descriptors: int | None = None
@@ -156,19 +157,11 @@ def run(guarded: Guarded, files: Iterable[tuple[str, bytes]]) -> int:
     return count
 
 
-def test_a_tenth_of_the_corpus(guarded: Guarded, tmp_path: Path):
-    files = list(corpus(guarded, tmp_path / "made"))
-    assert run(guarded, files[3::10]) >= 50
-    guarded.check_end()
-
-
-@pytest.mark.matrix
 def test_the_corpus_with_frames_kept(keeping: Guarded, tmp_path: Path):
     assert run(keeping, corpus(keeping, tmp_path / "made")) >= 500
     keeping.check_end()
 
 
-@pytest.mark.matrix
 def test_the_corpus(guarded: Guarded, tmp_path: Path):
     count = run(guarded, corpus(guarded, tmp_path / "made"))
     for clip in table():
@@ -184,14 +177,8 @@ def mutations(folder: Path, numbers: Iterable[int]) -> Iterator[tuple[str, bytes
         yield f"{number}-{name}", data
 
 
-def test_a_tenth_of_the_mutations(guarded: Guarded, tmp_path: Path):
-    assert run(guarded, mutations(tmp_path / "made", range(1000))) == 1000
-    guarded.check_end()
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("thousand", range(1, 10))
-def test_the_other_mutations(guarded: Guarded, tmp_path: Path, thousand: int):
+@pytest.mark.parametrize("thousand", range(10))
+def test_mutations(guarded: Guarded, tmp_path: Path, thousand: int):
     first = 1000 * thousand
     assert run(guarded, mutations(tmp_path / "made", range(first, first + 1000))) == 1000
     guarded.check_end(CPU_SECONDS)

@@ -1,8 +1,7 @@
 """URLs that anybody may have written and servers that answer anything: nobody but whom was asked is connected to.
 
 Of every URL: a typed answer, connections to the addresses an independent reading of it names and to no other, no
-secret in a message; of all: no descriptor or temporary file left. A tenth runs in the usual tests, all of it under the
-marker ``matrix``.
+secret in a message; of all: no descriptor or temporary file left.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pytest
 from tests.support.odd_servers import Server, answers
 from tests.support.url_strings import ALLOWED, NAMES, SECRET, allowed_connections, look_up, url
 from tests.support.watch import Connections, own_descriptors
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import SampleError
 from vlm_pg.media import remote
@@ -118,23 +117,17 @@ def ask_all(guarded: Guarded, seeds: Iterable[int]) -> int:
     return connected
 
 
-def test_a_tenth_of_the_urls(guarded: Guarded):
-    assert ask_all(guarded, range(400)) >= 15
+def test_all_urls(guarded: Guarded):
+    assert ask_all(guarded, range(4_000)) >= 165
 
 
-@pytest.mark.parametrize("seeds", [pytest.param(range(4_000), marks=pytest.mark.matrix), range(0, 400, 10)])
-def test_urls_with_frames_kept(guarded: Guarded, tmp_path: Path, seeds: range):
+def test_urls_with_frames_kept(guarded: Guarded, tmp_path: Path):
     """Through the door that training takes; nothing is kept of them."""
     here = guarded.settings.model_copy(update={"workers": 0})
     kept = CacheSettings(folder=tmp_path / "cache")
-    guarded.loader = MediaLoader(here, tmp_path, allow_remote=True, kept=kept)
-    ask_all(guarded, seeds)
-    assert not list(places(tmp_path / "cache"))
-
-
-@pytest.mark.matrix
-def test_the_other_urls(guarded: Guarded):
-    assert ask_all(guarded, range(400, 4_000)) >= 150
+    guarded.loader = MediaLoader(here, tmp_path, allow_remote=True, cache_settings=kept)
+    ask_all(guarded, range(4_000))
+    assert not list(entry_files(tmp_path / "cache"))
 
 
 def test_each_name_is_judged_by_where_it_is(guarded: Guarded):
@@ -160,7 +153,7 @@ def answered(guarded: Guarded, name: str, script: Callable[[Server], Iterator[by
     return answer
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.matrix) for part in range(1, 10))])
+@pytest.mark.parametrize("part", range(10))
 def test_odd_answers(guarded: Guarded, part: int):
     scripts = answers(part)
     for name, (script, whole) in scripts.items():
@@ -185,7 +178,6 @@ DRIPS: dict[str, Callable[[Server], Iterator[bytes]]] = {
 }
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("name", DRIPS)
 def test_servers_that_never_end_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     """A little comes now and then, so no silence is too long: the worker's deadline ends it."""

@@ -20,7 +20,7 @@ import pytest
 from tests.support.processes import ModuleProcess
 from tests.support.runs import ROOT, read_lines, save_tiny_model, write_config
 from tests.support.watch import descriptors, memory_bytes
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 
 pytestmark = pytest.mark.matrix
 
@@ -157,7 +157,7 @@ def test_each_fault_costs_its_record_and_nothing_else(
     used = {line["sample_id"] for line in read_lines(tmp_path / "run" / "rollouts.jsonl")}
     assert used == set(files) - set(faulty)
     if is_kept:
-        frames = [place for place in places(tmp_path / "cache") if place.kind == "frames"]
+        frames = [place for place in entry_files(tmp_path / "cache") if place.kind == "frames"]
         assert len(frames) == len(files) - len(faulty)
 
     assert not list(marked()), "a process is left"

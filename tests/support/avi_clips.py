@@ -47,15 +47,15 @@ def not_coded(like: bytes) -> bytes:
 
     The encoder counts 25 to a second: after one bit a second of modulo_time_base and a marker come 5 bits of time.
     """
-    place = like.index(_VOP) + 4
-    bits = "".join(f"{byte:08b}" for byte in like[place : place + 8])
+    offset = like.index(_VOP) + 4
+    bits = "".join(f"{byte:08b}" for byte in like[offset : offset + 8])
     seconds = bits.index("0", 2) + 1
     head = "01" + bits[2:seconds] + "1" + bits[seconds + 1 : seconds + 6] + "1" + "0" + "0"
     head += "1" * (-len(head) % 8)
     return _VOP + bytes(int(head[at : at + 8], 2) for at in range(0, len(head), 8))
 
 
-def said_packed(vops: Sequence[bytes]) -> list[bytes]:
+def marked_packed(vops: Sequence[bytes]) -> list[bytes]:
     """The same with DivX's mark of a packed stream in place of the encoder's own in each intra picture."""
     marked = []
     for vop in vops:
@@ -71,7 +71,7 @@ def packed(vops: Sequence[bytes]) -> list[bytes]:
     """Chunks as DivX packs them: a picture and the first B-frame behind it, the other ones, a not-coded one."""
     chunks: list[bytes] = []
     group: list[bytes] = []
-    for vop in [*said_packed(vops), b""]:
+    for vop in [*marked_packed(vops), b""]:
         if vop and kind_of(vop) == BOTH_WAYS:
             group.append(vop)
             continue
@@ -84,9 +84,9 @@ def packed(vops: Sequence[bytes]) -> list[bytes]:
 
 
 def write_avi(path: Path, chunks: Sequence[bytes], fourcc: bytes = b"XVID", keys: Sequence[int] | None = None) -> Path:
-    """An AVI file of these chunks, ``RATE`` a second. ``keys``: places flagged in its index; None: intra pictures."""
+    """An AVI file of these chunks, ``RATE`` a second. ``keys``: offsets flagged in its index; None: intra pictures."""
     if keys is None:
-        keys = [place for place, chunk in enumerate(chunks) if _VOP not in chunk or kind_of(chunk) == INTRA]
+        keys = [offset for offset, chunk in enumerate(chunks) if _VOP not in chunk or kind_of(chunk) == INTRA]
     most = max(map(len, chunks))
     header = struct.pack("<14I", 1_000_000 // RATE, 0, 0, 0x10, len(chunks), 0, 1, most, 96, 64, 0, 0, 0, 0)
     stream = struct.pack(
@@ -94,8 +94,8 @@ def write_avi(path: Path, chunks: Sequence[bytes], fourcc: bytes = b"XVID", keys
     )
     picture = struct.pack("<IiiHH4sIiiII", 40, 96, 64, 1, 24, fourcc, 96 * 64 * 3, 0, 0, 0, 0)
     movi, index = b"movi", b""
-    for place, chunk in enumerate(chunks):
-        index += struct.pack("<4sIII", b"00dc", 0x10 if place in keys else 0, len(movi), len(chunk))
+    for offset, chunk in enumerate(chunks):
+        index += struct.pack("<4sIII", b"00dc", 0x10 if offset in keys else 0, len(movi), len(chunk))
         movi += _chunk(b"00dc", chunk)
     lists = _chunk(b"LIST", b"strl" + _chunk(b"strh", stream) + _chunk(b"strf", picture))
     whole = _chunk(b"LIST", b"hdrl" + _chunk(b"avih", header) + lists) + _chunk(b"LIST", movi) + _chunk(b"idx1", index)

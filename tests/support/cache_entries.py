@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 from vlm_pg.cache.store import Entry, Store, key_of, serialized
 
 BYTES = 1000
@@ -34,13 +34,13 @@ def size_of(one: Entry) -> int:
 
 def held(folder: Path, kind: str) -> int:
     """How many entries there are."""
-    return sum(place.kind == kind for place in places(folder))
+    return sum(stored.kind == kind for stored in entry_files(folder))
 
 
 def age(folder: Path, seconds: float) -> None:
     """As after a while, in which nobody used it."""
-    for place in places(folder):
-        os.utime(place.path, (place.used - seconds, place.used - seconds))
+    for stored in entry_files(folder):
+        os.utime(stored.path, (stored.used - seconds, stored.used - seconds))
 
 
 def epoch(store: Store, order: Sequence[int]) -> int:

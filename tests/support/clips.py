@@ -23,7 +23,7 @@ RATE = 25
 
 def picture(number: int) -> np.ndarray:
     """Frame ``number`` as uint8 [height, width, 3]."""
-    bits = [number >> place & 1 for place in range(10)]
+    bits = [number >> offset & 1 for offset in range(10)]
     inner = iter(bits + [1 - bit for bit in bits])
     squares = [
         [CORNERS[row, column] if (row, column) in CORNERS else next(inner) for column in range(COLUMNS)]
@@ -47,12 +47,12 @@ def number_of(pixels: np.ndarray) -> int | None:
     if ((means > 90) & (means < 165)).any():
         return None
     squares = (means > 127).astype(int)
-    if any(squares[place] != colour for place, colour in CORNERS.items()):
+    if any(squares[offset] != colour for offset, colour in CORNERS.items()):
         return None
     inner = [squares[row, column] for row in range(ROWS) for column in range(COLUMNS) if (row, column) not in CORNERS]
     if any(bit + other != 1 for bit, other in zip(inner[:10], inner[10:], strict=True)):
         return None
-    return int(sum(bit << place for place, bit in enumerate(inner[:10])))
+    return int(sum(bit << offset for offset, bit in enumerate(inner[:10])))
 
 
 @dataclass(frozen=True)
@@ -136,32 +136,32 @@ CUT = 7
 
 def _cut_by_edit_list(data: bytes) -> bytes:
     """Show the video from frame ``CUT`` on, as programs that cut do: the entry of ``elst``, lengths with it."""
-    place = data.index(b"elst") + 12
+    offset = data.index(b"elst") + 12
     scale = int.from_bytes(data[data.index(b"mdhd") + 16 :][:4], "big")
     movie_scale = int.from_bytes(data[data.index(b"mvhd") + 16 :][:4], "big")
-    duration, media_time = (int.from_bytes(data[place + at : place + at + 4], "big") for at in (0, 4))
+    duration, media_time = (int.from_bytes(data[offset + at : offset + at + 4], "big") for at in (0, 4))
     duration -= CUT * movie_scale // RATE
     media_time += CUT * scale // RATE
-    data = data[:place] + duration.to_bytes(4, "big") + media_time.to_bytes(4, "big") + data[place + 8 :]
+    data = data[:offset] + duration.to_bytes(4, "big") + media_time.to_bytes(4, "big") + data[offset + 8 :]
     for box, at in ((b"tkhd", 24), (b"mvhd", 20)):
-        place = data.index(box) + at
-        data = data[:place] + duration.to_bytes(4, "big") + data[place + 4 :]
+        offset = data.index(box) + at
+        data = data[:offset] + duration.to_bytes(4, "big") + data[offset + 4 :]
     return data
 
 
 def _without_cues(data: bytes) -> bytes:
-    """Matroska whose index (Cues) and list of places (SeekHead) are called padding."""
+    """Matroska whose index (Cues) and list of offsets (SeekHead) are called padding."""
     for element in (b"\x1c\x53\xbb\x6b", b"\x11\x4d\x9b\x74"):
-        place = data.find(element)
-        assert place >= 0
-        size_byte = data[place + 4]
+        offset = data.find(element)
+        assert offset >= 0
+        size_byte = data[offset + 4]
         # a Void element of the same extent: its id is one byte, so its size takes three bytes more
         length = 8 - size_byte.bit_length() + 1
-        size = int.from_bytes(data[place + 4 : place + 4 + length], "big") & ((1 << 7 * length) - 1)
+        size = int.from_bytes(data[offset + 4 : offset + 4 + length], "big") & ((1 << 7 * length) - 1)
         head = 4 + length
         total = head + size
         void = b"\xec" + ((1 << 56) | (total - 9)).to_bytes(8, "big")
-        data = data[:place] + void + data[place + 9 :]
+        data = data[:offset] + void + data[offset + 9 :]
     return data
 
 

@@ -100,7 +100,7 @@ def parameter_sets(how: Fields) -> bytes:
 
 
 def picture_units(number: int, kind: str, after: int, order: int, how: Fields, is_idr: bool) -> list[bytes]:
-    """A picture's one or two packets. ``after``: its frame_num. ``order``: its place in the group as shown."""
+    """A picture's one or two packets. ``after``: its frame_num. ``order``: its position in the group as shown."""
     luma = picture(number)[..., 0]
     if number in how.is_frame:
         return [_coded(luma, kind, after, 2 * order, None, how, is_idr)]
@@ -175,12 +175,14 @@ def write_fields(path: Path, how: Fields, count: int, together: bool = False, se
     with av.open(str(raw), format="h264") as old, av.open(str(path), "w") as new:
         stream: Any = new.add_stream_from_template(old.streams.video[0])
         for nth, (number, units) in enumerate(stored):
-            for place, unit in enumerate([b"".join(units)] if together else units):
+            for position, unit in enumerate([b"".join(units)] if together else units):
                 packet = av.Packet(unit)
                 packet.stream, packet.time_base = stream, Fraction(1, 50)
-                packet.dts = 2 * nth + place
-                packet.pts = 2 * number + place + (2 if how.b_frames else 0) if place == 0 or second_time else None
-                packet.is_keyframe = place == 0 and number % GROUP == 0
+                packet.dts = 2 * nth + position
+                packet.pts = (
+                    2 * number + position + (2 if how.b_frames else 0) if position == 0 or second_time else None
+                )
+                packet.is_keyframe = position == 0 and number % GROUP == 0
                 packet.duration = 2 // len(units) if not together else 2
                 new.mux(packet)
     return path

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from tests.support.clips import picture
+from tests.support.odd_clips import encode
 
 
 def coloured(number: int) -> np.ndarray:
@@ -28,15 +29,4 @@ def write_folder(folder: Path, pictures: Sequence[np.ndarray], name: str = "{:05
 
 def write_video(path: Path, pictures: Sequence[np.ndarray], fps: Fraction, codec: str, pix_fmt: str) -> Path:
     """The same as a file, by FFmpeg, with a clock of one tick a frame where the container allows it."""
-    import av
-
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=fps)
-        stream.height, stream.width = pictures[0].shape[:2]
-        stream.pix_fmt = pix_fmt
-        for number, pixels in enumerate(pictures):
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format=pix_fmt)
-            frame.pts, frame.time_base = number, 1 / fps
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
+    return encode(path, range(len(pictures)), codec, clock=fps, pictures=pictures, pix_fmt=pix_fmt, rate=fps)

@@ -57,7 +57,7 @@ def image(extension: str, **options: object) -> bytes:
 
 
 def cut_files(bases: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    """Every base cut at many places."""
+    """Every base cut at many offsets."""
     for name, data in bases.items():
         stem, _, extension = name.rpartition(".")
         for share in (0, 1, 3, 10, 25, 40, 50, 60, 75, 90, 97, 99):
@@ -110,10 +110,10 @@ def table_bombs(movie: bytes) -> Iterator[tuple[str, bytes]]:
 
 def _with_table(movie: bytes, old: bytes, content: bytes, new: bytes | None = None) -> bytes:
     """The MP4 with another sample table; the boxes around it grow."""
-    place = movie.index(old) - 4
-    size = int.from_bytes(movie[place : place + 4], "big")
+    offset = movie.index(old) - 4
+    size = int.from_bytes(movie[offset : offset + 4], "big")
     table = box(new or old, content)
-    grown = bytearray(movie[:place] + table + movie[place + size :])
+    grown = bytearray(movie[:offset] + table + movie[offset + size :])
     for kind in (b"moov", b"trak", b"mdia", b"minf", b"stbl"):
         at = movie.index(kind) - 4
         grown[at : at + 4] = struct.pack(">I", int.from_bytes(movie[at : at + 4], "big") + len(table) - size)

@@ -32,12 +32,12 @@ class Misbehaviour:
         return f"{self.name}{'' if self.exact else ' (texts)'}"
 
 
-def of_choice(edit: Callable[[dict[str, Any]], Any], place: int = 0) -> Misbehave:
+def of_choice(edit: Callable[[dict[str, Any]], Any], position: int = 0) -> Misbehave:
     """Replace one choice by what ``edit`` makes of it."""
 
     def change(reply: Reply) -> None:
         choices = reply.value["choices"]
-        choices[place % len(choices)] = edit(choices[place % len(choices)])
+        choices[position % len(choices)] = edit(choices[position % len(choices)])
 
     return change
 
@@ -62,7 +62,7 @@ def logprobs(edit: Callable[[list[Any]], list[Any]]) -> Misbehave:
     return of_choice(lambda choice: choice | {"logprobs": {"content": edit(choice["logprobs"]["content"])}})
 
 
-def said(edit: Callable[[list[int]], list[int]]) -> Misbehave:
+def unstopped(edit: Callable[[list[int]], list[int]]) -> Misbehave:
     """Ids and the text they read, changed together: a server that did not stop."""
 
     def both(choice: dict[str, Any]) -> dict[str, Any]:
@@ -158,11 +158,11 @@ def of_token_ids() -> Iterator[Misbehaviour]:
     yield Misbehaviour("ids of another answer", ids(lambda given: [*TOKENIZER("other words")["input_ids"], END]))
     yield Misbehaviour("ids cut", ids(lambda given: given[len(given) // 2 + 1 :]))
     yield Misbehaviour("ids twice", ids(lambda given: given + given))
-    yield Misbehaviour("goes on behind the end", said(lambda given: [*given, 70, 71, END]))
-    yield Misbehaviour("goes on with a turn", said(lambda given: [*given[:-1], START, 70, END]))
-    yield Misbehaviour("a second end", said(lambda given: [*given, END]))
-    yield Misbehaviour("an image token", said(lambda given: [IMAGE, *given]))
-    yield Misbehaviour("a video token", said(lambda given: [*given[:-1], VIDEO, END]))
+    yield Misbehaviour("goes on behind the end", unstopped(lambda given: [*given, 70, 71, END]))
+    yield Misbehaviour("goes on with a turn", unstopped(lambda given: [*given[:-1], START, 70, END]))
+    yield Misbehaviour("a second end", unstopped(lambda given: [*given, END]))
+    yield Misbehaviour("an image token", unstopped(lambda given: [IMAGE, *given]))
+    yield Misbehaviour("a video token", unstopped(lambda given: [*given[:-1], VIDEO, END]))
 
 
 def of_texts() -> Iterator[Misbehaviour]:

@@ -96,16 +96,16 @@ def url(seed: int) -> str:
     text = scheme + slashes + user + host + port + path + random_.choice(ENDS)
     if random_.random() < 0.4:
         for _ in range(random_.choice((1, 1, 2, 4))):
-            place = random_.randrange(min(len(text), 60))
+            offset = random_.randrange(min(len(text), 60))
             match random_.randrange(4):
                 case 0:
-                    text = text[:place] + random_.choice(SPECIAL) + text[place:]
+                    text = text[:offset] + random_.choice(SPECIAL) + text[offset:]
                 case 1:
-                    text = text[:place] + text[place + 1 :]
+                    text = text[:offset] + text[offset + 1 :]
                 case 2:
-                    text = text[:place] + f"%{ord(text[place]) % 256:02x}" + text[place + 1 :]
+                    text = text[:offset] + f"%{ord(text[offset]) % 256:02x}" + text[offset + 1 :]
                 case 3:
-                    text = text[:place] + text[place:].swapcase()
+                    text = text[:offset] + text[offset:].swapcase()
     return text
 
 

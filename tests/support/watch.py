@@ -36,12 +36,12 @@ class OpenedFiles:
                 data = os.read(self._descriptor, 1 << 16)
             except BlockingIOError:
                 return found
-            place = 0
-            while place < len(data):
-                _, _, _, length = _HEAD.unpack_from(data, place)
-                place += _HEAD.size
-                found.add(os.fsdecode(data[place : place + length].rstrip(b"\0")))
-                place += length
+            position = 0
+            while position < len(data):
+                _, _, _, length = _HEAD.unpack_from(data, position)
+                position += _HEAD.size
+                found.add(os.fsdecode(data[position : position + length].rstrip(b"\0")))
+                position += length
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -20,16 +20,16 @@ class Whole:
     seconds: list[float]
 
     def clip(self, start: float, end: float, count: int, slack: float = 0.0005) -> list[int]:
-        """``count`` places, evenly over the frames from ``start`` to ``end``."""
-        inside = [place for place, second in enumerate(self.seconds) if start - slack <= second <= end + slack]
+        """``count`` positions, evenly over the frames from ``start`` to ``end``."""
+        inside = [position for position, second in enumerate(self.seconds) if start - slack <= second <= end + slack]
         return torch.linspace(inside[0], inside[-1], count).round().long().tolist()
 
     def on_display(self, time: float, slack: float = 0.0005) -> int:
-        """The place of the frame that a viewer sees at a time."""
-        return max(place for place, second in enumerate(self.seconds) if second <= time + slack)
+        """The position of the frame that a viewer sees at a time."""
+        return max(position for position, second in enumerate(self.seconds) if second <= time + slack)
 
-    def resized(self, places: list[int], height: int, width: int) -> np.ndarray:
-        return resize_frames(np.stack([self.pictures[place] for place in places]), height, width)
+    def resized(self, positions: list[int], height: int, width: int) -> np.ndarray:
+        return resize_frames(np.stack([self.pictures[position] for position in positions]), height, width)
 
 
 @lru_cache(maxsize=1)
@@ -45,4 +45,4 @@ def decode_whole(path: Path) -> Whole:
             pictures.append(np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90) % 4))
             pts.append(float(frame.pts * frame.time_base))
     order = np.argsort(pts, kind="stable")
-    return Whole([pictures[place] for place in order], [pts[place] - min(pts) for place in order])
+    return Whole([pictures[position] for position in order], [pts[position] - min(pts) for position in order])

@@ -1,4 +1,4 @@
-"""Threads: how many torch gets, and what is said when other programs keep the cores busy."""
+"""Threads: how many torch gets, and the warning when other programs keep the cores busy."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ for other in others: other.kill(); other.wait()
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not say who waits for a core")
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not report waits for a core")
 def test_a_process_that_shares_its_core_waits() -> None:
     root = str(Path(__file__).parents[2])
     found = subprocess.run(
@@ -84,9 +84,9 @@ def test_a_process_that_shares_its_core_waits() -> None:
 
 
 def test_what_is_said() -> None:
-    said = threads.waiting_warning(0.62, 2)
-    assert said is not None and "core 62 % of its time" in said and "torch's 2 threads" in said
-    assert "Set training.torch_threads to 1" in said
+    message = threads.waiting_warning(0.62, 2)
+    assert message is not None and "core 62 % of its time" in message and "torch's 2 threads" in message
+    assert "Set training.torch_threads to 1" in message
     assert threads.waiting_warning(0.2, 2) is None
     assert threads.waiting_warning(0.9, 1) is None, "nothing can be done"
     assert threads.waiting_warning(None, 2) is None

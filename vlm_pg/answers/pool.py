@@ -104,7 +104,7 @@ class CheckerPool:
             self._pool.waiting.extend(checks)
             try:
                 while self._pool.is_working:
-                    self._pool.turn(None if should_stop is None else POLL_SECONDS)
+                    self._pool.poll(None if should_stop is None else POLL_SECONDS)
                     if self._pool.is_working and should_stop is not None and should_stop():
                         raise InterruptedError("scoring was stopped")
             except BaseException:  # stopped, or processes that do not start

@@ -47,15 +47,15 @@ _RUN_SECONDS = 600
 _IN_VAIN = 100
 # How long to wait for another process that evicts, and not again for how long if that was not enough: looking through a
 # million entries on a network disk takes minutes.
-_WAIT_SECONDS, _ASK_SECONDS, _NO_WAIT_SECONDS = 2.0, 0.05, 60.0
+_WAIT_SECONDS, _POLL_SECONDS, _NO_WAIT_SECONDS = 2.0, 0.05, 60.0
 # Neither follow a link to a file of the user's, nor wait on a pipe. ``filelock`` does not guard against the latter, and
 # the account is locked and read through one descriptor.
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
-class Place:
-    """The file of an entry: kind, key, size in bytes, and last use (seconds since the epoch)."""
+class EntryFile:
+    """``size`` in bytes, ``used``: last use in seconds since the epoch."""
 
     path: Path
     kind: str
@@ -73,7 +73,7 @@ class Pruned:
     left: int
 
 
-def places(folder: Path) -> Iterator[Place]:
+def entry_files(folder: Path) -> Iterator[EntryFile]:
     """All entries of a cache, of every kind, in no order."""
     for bucket in _buckets(folder):
         with suppress(FileNotFoundError):
@@ -83,11 +83,11 @@ def places(folder: Path) -> Iterator[Place]:
                 with suppress(FileNotFoundError):
                     state = file.stat(follow_symlinks=False)
                     key = file.name.removesuffix(SUFFIX)
-                    yield Place(Path(file.path), bucket.parent.name, key, state.st_size, state.st_mtime)
+                    yield EntryFile(Path(file.path), bucket.parent.name, key, state.st_size, state.st_mtime)
 
 
 def evict(
-    found: Collection[Place], max_bytes: int, since: float = math.inf, giving_way: Collection[str] = ()
+    found: Collection[EntryFile], max_bytes: int, since: float = math.inf, giving_way: Collection[str] = ()
 ) -> Pruned:
     """Evict entries by last use until nine tenths of ``max_bytes`` are left, where there are more than ``max_bytes``.
 
@@ -96,17 +96,17 @@ def evict(
         since: entries used then (seconds since the epoch) or later stay, even beyond the limit.
         giving_way: kinds that are evicted all the same, after the others.
     """
-    left = sum(place.size for place in found)
+    left = sum(stored.size for stored in found)
     count = freed = 0
     if left > max_bytes:
-        evictable = [place for place in found if place.used < since or place.kind in giving_way]
-        for place in sorted(evictable, key=lambda place: (place.used >= since, place.used, place.key)):
+        evictable = [stored for stored in found if stored.used < since or stored.kind in giving_way]
+        for stored in sorted(evictable, key=lambda stored: (stored.used >= since, stored.used, stored.key)):
             if left <= _EVICT_TO * max_bytes:
                 break
             with suppress(FileNotFoundError):
-                place.path.unlink()
-                count, freed = count + 1, freed + place.size
-            left -= place.size
+                stored.path.unlink()
+                count, freed = count + 1, freed + stored.size
+            left -= stored.size
     return Pruned(count, freed, left)
 
 
@@ -121,22 +121,22 @@ def remove_abandoned(folder: Path) -> None:
 
 def prune(folder: Path, max_bytes: int) -> Pruned | None:
     """Evict entries by last use, of all runs; None where another process evicts now."""
-    with alone(folder) as is_alone:
-        if not is_alone:
+    with eviction_lock(folder) as acquired:
+        if not acquired:
             return None
         before = None
         with suppress(OSError), opened(folder) as account:  # an unusable account does not keep it from shrinking
             before = account.used
         remove_abandoned(folder)
-        pruned = evict(list(places(folder)), max_bytes)
+        pruned = evict(list(entry_files(folder)), max_bytes)
         with suppress(OSError), opened(folder) as account:
             account.counted(pruned.left, before)
         return pruned
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[bool]:
-    """Whether no other process is in here."""
+def eviction_lock(folder: Path) -> Iterator[bool]:
+    """Whether this process has the lock."""
     with os.fdopen(os.open(folder / ".prune.lock", _LOCK_FLAGS, 0o666), "rb+", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,6 +159,14 @@ def _folders(folder: Path) -> list[Path]:
         return []
 
 
+class Outcome(Enum):
+    """Of a request for space. FULL: nothing may be evicted. LATER: not now, and perhaps another time."""
+
+    STORED = auto()
+    FULL = auto()
+    LATER = auto()
+
+
 class Run(BaseModel):
     """State that the processes of a run share.
 
@@ -179,9 +187,13 @@ class Run(BaseModel):
         now = time.time()  # a clock that was set back must not block
         return now < self.full_until <= now + _FULL_SECONDS and set(giving_way) <= set(self.giving_way)
 
-    def found_full(self, giving_way: Collection[str], spares: bool) -> None:
-        """A process has looked, and there was nothing to evict."""
-        self.full_until, self.giving_way, self.spares = time.time() + _FULL_SECONDS, tuple(giving_way), spares
+    def refuse(self) -> Outcome:
+        """Count one more entry in vain. After the last one that it takes, spared entries may be evicted."""
+        if self.in_vain < _IN_VAIN:
+            self.in_vain += 1
+            if self.in_vain == _IN_VAIN and self.spares:
+                self.full_until = 0.0
+        return Outcome.LATER if self.spares else Outcome.FULL
 
 
 class Account(BaseModel):
@@ -238,19 +250,10 @@ def opened(folder: Path) -> Iterator[Account]:
         os.close(descriptor)
 
 
-class Outcome(Enum):
-    """Of asking for space. FULL: nothing may be evicted. LATER: not now, and perhaps another time."""
-
-    KEPT = auto()
-    FULL = auto()
-    LATER = auto()
-
-
 class Room:
-    """The space left in a cache.
+    """Admission of entries within ``max_bytes``.
 
     Args:
-        max_bytes: of all entries.
         began: start of the run, in seconds since the epoch.
         giving_way: kinds whose entries are evicted for this one's, whenever they were used.
     """
@@ -261,11 +264,7 @@ class Room:
         self._wait_from = 0.0
 
     def take(self, size: int) -> Outcome:
-        """Take space for ``size`` bytes; evict entries where there is none.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
+        """Reserve ``size`` bytes; evict entries where they are missing. Raises OSError: the folder is not writable."""
         if size > self._max_bytes:
             return Outcome.FULL
         begun = time.monotonic()
@@ -278,14 +277,10 @@ class Room:
             if time.monotonic() > begun + _WAIT_SECONDS:
                 self._wait_from = time.monotonic() + _NO_WAIT_SECONDS
                 return Outcome.LATER
-            time.sleep(_ASK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
-    def found(self, used: float) -> None:
-        """The run has hit an entry, whose last use was then (seconds since the epoch).
-
-        Raises:
-            OSError: the account cannot be written.
-        """
+    def record_hit(self, used: float) -> None:
+        """``used``: the hit entry's last use (seconds since the epoch). Raises OSError: the account is not writable."""
         if self.since - _DAY <= used < self.since:
             with opened(self._folder) as account:
                 self._run(account).in_vain = 0
@@ -294,14 +289,14 @@ class Room:
         """None where a process has to look through the folder first."""
         with opened(self._folder) as account:
             if account.take(size, self._max_bytes):
-                return Outcome.KEPT
+                return Outcome.STORED
             run = self._run(account)
-            return _refused(run) if account.used is not None and run.is_full(self._giving_way) else None
+            return run.refuse() if account.used is not None and run.is_full(self._giving_way) else None
 
     def _make(self, size: int) -> Outcome | None:
         """Count, evict, and take; None where other processes were quicker, or do it now."""
-        with alone(self._folder) as is_alone:
-            if not is_alone:
+        with eviction_lock(self._folder) as acquired:
+            if not acquired:
                 return None
             outcome = self._take(size)  # another process may have done it just now
             if outcome is not None:
@@ -309,29 +304,21 @@ class Room:
             with opened(self._folder) as account:
                 before, spares = account.used, self._run(account).in_vain < _IN_VAIN
             remove_abandoned(self._folder)
-            found = list(places(self._folder))
+            found = list(entry_files(self._folder))
             stays = self.since - (_DAY if spares else 0)
             left = evict(found, self._max_bytes - size, stays, self._giving_way).left
             with opened(self._folder) as account:
                 account.counted(left, before)
                 if account.take(size, self._max_bytes):
-                    return Outcome.KEPT
+                    return Outcome.STORED
                 if left + size <= self._max_bytes:  # and others have taken it
                     return None
                 run = self._run(account)
-                spared = (place for place in found if self.since - _DAY <= place.used < self.since)
-                spares = spares and any(place.kind not in self._giving_way for place in spared)
-                run.found_full(self._giving_way, spares)
-                return _refused(run)
+                spared = (stored for stored in found if self.since - _DAY <= stored.used < self.since)
+                spares = spares and any(stored.kind not in self._giving_way for stored in spared)
+                run.full_until, run.giving_way = time.time() + _FULL_SECONDS, tuple(self._giving_way)
+                run.spares = spares
+                return run.refuse()
 
     def _run(self, account: Account) -> Run:
         return account.run(f"{self.since:.0f}")
-
-
-def _refused(run: Run) -> Outcome:
-    """One more entry in vain. After the last one that it takes, spared entries may be evicted."""
-    if run.in_vain < _IN_VAIN:
-        run.in_vain += 1
-        if run.in_vain == _IN_VAIN and run.spares:
-            run.full_until = 0.0
-    return Outcome.LATER if run.spares else Outcome.FULL

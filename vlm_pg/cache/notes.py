@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 _is_worker = False
-_said: set[str] = set()
+_warned: set[str] = set()
 _waiting: list[str] = []
 
 
@@ -22,10 +22,10 @@ def collected() -> list[str]:
     return notes
 
 
-def say(note: str) -> None:
+def warn_once(note: str) -> None:
     """Warn once for each text."""
     if not _is_worker:
         warnings.warn(note, stacklevel=2)
-    elif note not in _said:
-        _said.add(note)
+    elif note not in _warned:
+        _warned.add(note)
         _waiting.append(note)

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from vlm_pg.cache.eviction import SUFFIX, Outcome, Place, Room, places
+from vlm_pg.cache.eviction import SUFFIX, EntryFile, Outcome, Room, entry_files
 from vlm_pg.errors import ConfigError, printable
-from vlm_pg.files import replacing, write_bytes_atomic
+from vlm_pg.files import parse_json_line, replacing, write_bytes_atomic
 
 # Frames of the longest video at its largest size are some 100 MB. A larger file is no entry.
 MOST_BYTES = 4 << 30
@@ -50,8 +50,7 @@ def read_entry(path: Path, kind: str, key: str, most_bytes: int = MOST_BYTES) ->
     """The entry in a file.
 
     Raises:
-        FileNotFoundError: there is none.
-        Damaged: it is not as it was written, of another key, no regular file, or larger than ``most_bytes``.
+        FileNotFoundError, Damaged: it is not as it was written, of another key, no regular file, or too large.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -77,11 +76,7 @@ def read_entry(path: Path, kind: str, key: str, most_bytes: int = MOST_BYTES) ->
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The content of a regular file that is no link.
-
-    Raises:
-        OSError: there is none, it cannot be read, or it is larger.
-    """
+    """The content of a regular file that is no link. Raises OSError: it cannot be read, or is larger."""
     # a pipe must not wait for a writer
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -132,7 +127,7 @@ BEGAN = time.time()
 
 @dataclass
 class Uses:
-    """Counts of a store since it was opened."""
+    """Counts since a store was opened."""
 
     hits: int = 0
     misses: int = 0
@@ -149,8 +144,7 @@ class Store:
     """One kind of entries in a cache folder.
 
     Args:
-        folder: the cache; made if need be.
-        kind: name of the entries' own folder.
+        kind: name of the entries' own folder in the cache ``folder``.
         max_bytes: of all kinds together; None for no limit.
         since: start of the run (seconds since the epoch), by default of this process, for ``eviction``.
         giving_way: kinds whose entries are evicted for this one's, whenever they were used.
@@ -173,10 +167,7 @@ class Store:
         open_folder(folder)
 
     def read(self, key: str, most_bytes: int = MOST_BYTES) -> Entry | None:
-        """The entry of a key; None where there is none. A damaged one is removed and counted.
-
-        ``most_bytes``: a larger file is damaged.
-        """
+        """The entry of a key; None where there is none. A damaged one, or a larger file, is removed and counted."""
         path = self._path(key)
         try:
             if _leads_away(path):
@@ -195,7 +186,7 @@ class Store:
             if used < self._since or time.time() - used > _USE_SECONDS:
                 os.utime(path)
             if self._room is not None:
-                self._room.found(used)
+                self._room.record_hit(used)
         return entry
 
     def remove_damaged(self, key: str) -> None:
@@ -209,14 +200,7 @@ class Store:
         return self._path(key).is_file()
 
     def write(self, key: str, entry: Entry) -> Outcome:
-        """Store an entry; the least recently used ones are evicted where there is no space.
-
-        Returns:
-            Whether it is stored. One beyond the limits of an entry finds a cache full.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Store an entry; FULL for one beyond the limits of an entry. Raises OSError: it cannot be written."""
         content = serialized(self.kind, key, entry)
         path = self._path(key)
         if _leads_away(path):
@@ -225,30 +209,30 @@ class Store:
             return Outcome.FULL
         if self._room is not None:
             outcome = self._room.take(len(content))
-            if outcome is not Outcome.KEPT:
+            if outcome is not Outcome.STORED:
                 return outcome
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=False) as file:
             file.write(content)
         self.uses.written += 1
-        return Outcome.KEPT
+        return Outcome.STORED
 
     def _path(self, key: str) -> Path:
         return self.folder / self.kind / key[:2] / f"{key}{SUFFIX}"
 
 
-def verify(folder: Path) -> Iterator[tuple[Place, bool]]:
+def verify(folder: Path) -> Iterator[tuple[EntryFile, bool]]:
     """Each entry, and whether it is as it was written; those that are not are removed."""
-    for place in places(folder):
+    for stored in entry_files(folder):
         try:
-            read_entry(place.path, place.kind, place.key)
-            yield place, True
+            read_entry(stored.path, stored.kind, stored.key)
+            yield stored, True
         except FileNotFoundError:
             continue
         except Damaged:
             with suppress(OSError):
-                place.path.unlink()
-            yield place, False
+                stored.path.unlink()
+            yield stored, False
 
 
 def _leads_away(path: Path) -> bool:
@@ -277,11 +261,7 @@ def open_folder(folder: Path) -> None:
             f"cache.folder '{folder}' holds files and is no cache. An empty or new folder, or a cache, is expected. "
             "Choose another."
         )
-    try:
-        content = json.loads(written)
-    except ValueError:
-        content = None
-    version = content.get("version") if isinstance(content, dict) else None
+    version = (parse_json_line(written) or {}).get("version")
     if version != VERSION:
         raise ConfigError(
             f"cache.folder '{folder}' is a cache of version {printable(str(version), 50)}. This program keeps version "

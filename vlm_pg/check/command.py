@@ -22,8 +22,8 @@ from vlm_pg.data.files import count_raw
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.files import replacing
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.media.loader import MediaLoader, decoding_pool
-from vlm_pg.media.probe import MediaFacts
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.observe.console import Console, quiet_libraries
 from vlm_pg.progress import Bar

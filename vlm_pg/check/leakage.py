@@ -10,7 +10,7 @@ from dataclasses import astuple, replace
 from vlm_pg.check.findings import Finding, error, warning
 from vlm_pg.data.dedup import Ledger, text_key
 from vlm_pg.errors import SampleError
-from vlm_pg.media.probe import MediaFacts
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.types import Sample
 
 

@@ -10,8 +10,8 @@ from functools import cache
 from typing import NamedTuple
 
 from vlm_pg.errors import ModelError, SampleError
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.media.pool import WorkerPool
-from vlm_pg.media.probe import MediaFacts
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.builder import PromptMeasure, Wording

@@ -12,7 +12,7 @@ from vlm_pg.check.findings import Finding, error, warning
 from vlm_pg.check.lengths import LengthRules, PromptLengths
 from vlm_pg.check.sets import Facts
 from vlm_pg.errors import SampleError
-from vlm_pg.media.probe import MediaFacts
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.rewards import Rewarder, RewardSettings
 from vlm_pg.rewards.gold import gold_faults, gold_settings, same_gold
 from vlm_pg.rewards.judge import Judge

@@ -17,9 +17,9 @@ from vlm_pg.data.records import stream_records
 from vlm_pg.data.sample_sets import is_prepared, named
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.paths import resolve
-from vlm_pg.media.probe import MediaFacts
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import BadSample, Cue, MediaRef, Sample
 
@@ -59,7 +59,7 @@ class Prober:
             loader = source.loader
             # Keeping decodes the whole medium, or reads and checks the cached frames.
             self._pending[key] = (
-                [loader.keep(ref), loader.probe(ref)] if self._keep else [loader.probe(ref, self._decode)]
+                [loader.store(ref), loader.probe(ref)] if self._keep else [loader.probe(ref, self._decode)]
             )
         return key
 

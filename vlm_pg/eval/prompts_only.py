@@ -17,10 +17,10 @@ from vlm_pg.eval.answer_files import file_name, refuse_equal_files
 from vlm_pg.eval.protocols.protocol import MEDIA_KEYS, Protocol
 from vlm_pg.eval.wording import wording_of
 from vlm_pg.files import replacing
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.pool import WorkerPool
-from vlm_pg.media.probe import MediaFacts
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.loading import load_config
 from vlm_pg.models.registry import family_of

@@ -52,10 +52,10 @@ class ChatServer:
 
     Args:
         url: with its version, for example http://127.0.0.1:8000/v1.
-        model: name that the server knows; None: the first one it lists.
+        model: name on the server; None: the first one it lists.
         section: of the settings, for messages ("reward.judge").
         timeout_seconds: for one reply, retries included.
-        concurrency: requests in flight at a time.
+        concurrency: requests in flight.
     """
 
     def __init__(
@@ -119,31 +119,27 @@ class ChatServer:
         async with self._client() as http:
             no_model = await self._find_model(http)
 
-            async def reply_to(message: str) -> str:
+            async def reply_to(index: int, message: str) -> str | NoReply:
                 nonlocal in_a_row
-                if no_model is not None:
-                    raise no_model
-                async with slots:
-                    if in_a_row >= MAX_FAILURES_IN_A_ROW:
-                        raise NoReply(f"not asked, {in_a_row} requests in a row had no answer", unreached=True)
-                    try:
-                        text = await self._reply(http, message)
-                    except NoReply as failure:
-                        in_a_row = in_a_row + 1 if failure.unreached else 0
-                        raise
-                    in_a_row = 0
-                    return text
-
-            async def recorded(index: int, message: str) -> str | NoReply:
                 reply: str | NoReply
                 try:
-                    reply = await reply_to(message)
+                    if no_model is not None:
+                        raise no_model
+                    async with slots:
+                        if in_a_row >= MAX_FAILURES_IN_A_ROW:
+                            raise NoReply(f"not asked, {in_a_row} requests in a row had no answer", unreached=True)
+                        try:
+                            reply = await self._reply(http, message)
+                            in_a_row = 0
+                        except NoReply as failure:
+                            in_a_row = in_a_row + 1 if failure.unreached else 0
+                            raise
                 except NoReply as failure:
                     reply = failure
                 on_reply(index, reply)
                 return reply
 
-            return await asyncio.gather(*(recorded(index, message) for index, message in enumerate(messages)))
+            return await asyncio.gather(*(reply_to(index, message) for index, message in enumerate(messages)))
 
     async def _find_model(self, http: Client) -> NoReply | None:
         if self._model is not None:

@@ -45,13 +45,8 @@ class UnreadableResponse(httpx2.TransportError):
 class BoundedBody(httpx2.AsyncByteStream):
     """A response body, decompressed piece by piece, of at most ``limit_bytes``, so that no bomb fills the memory.
 
-    Args:
-        stream: the body as it is received.
-        encoding: the Content-Encoding header.
-        setting: name of the setting behind the limit, for messages.
-
-    Raises, while it is read:
-        UnreadableResponse: the body exceeds the limit, or is compressed otherwise than requested, twice, or damaged.
+    ``encoding``: the Content-Encoding header. ``setting``: name of the limit in messages. Reading it raises
+    UnreadableResponse: the body exceeds the limit, or is compressed otherwise than requested, twice, or damaged.
     """
 
     def __init__(self, stream: Any, encoding: str, limit_bytes: int, setting: str = ""):
@@ -236,11 +231,8 @@ def json_of(response: httpx2.Response) -> Any:
 def run_until_stopped(work: Coroutine[Any, Any, T], should_stop: Callable[[], bool] | None, message: str) -> T:
     """Run ``work`` in an event loop of its own.
 
-    Args:
-        should_stop: polled; True cancels the work and closes its connections.
-
     Raises:
-        InterruptedError: with ``message``, after ``should_stop``.
+        InterruptedError: with ``message``, after ``should_stop`` (polled), which cancels the work.
     """
 
     async def watched() -> T:

@@ -2,8 +2,8 @@
 
 Guarantees, for any kind of worker and either way of starting (fresh interpreters here, forks in ``template.py``):
 
-- A task that exceeds the deadline costs its worker, as does one that ends its process. The loss is reported for that
-  task alone, with the process's exit status and last output. The worker is replaced at once.
+- A worker that exceeds its task's deadline is killed, one that ends is replaced at once. The loss is reported for that
+  task alone, with the process's exit status and last output.
 - The deadline begins when a worker begins the task. A worker that ended before that (it was killed while idle, or was
   just ending) costs no task: another worker gets it, once.
 - No result can be another task's: each process has its own connection, closed when the process is killed.
@@ -15,7 +15,7 @@ Guarantees, for any kind of worker and either way of starting (fresh interpreter
 - Messages are bytes, whose meaning is the owner's: pickles of frames, JSON of answers. A worker that stalls within a
   message is given up.
 
-There is no thread here: the owner of a pool calls ``turn``.
+There is no thread here: the owner of a pool calls ``poll``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
-from vlm_pg.killable.worker import ASKS, BEGUN, READY, USED_UP
+from vlm_pg.killable.worker import BEGUN, PARENT_CALL, READY, USED_UP
 from vlm_pg.processes import ONE_THREAD_NO_GPU, ended_by_alarm, has_ended, how_it_ended, kill_group, start_interpreter
 
 START_SECONDS = 300.0
@@ -45,16 +45,16 @@ MAX_TRIES = 2
 
 
 class Task:
-    """A unit of work; the owner's thread calls its methods from ``Pool.turn``."""
+    """A unit of work; ``Pool.poll`` calls its methods."""
 
     tries = 0
 
     def message(self) -> bytes:
-        """What to send to the worker."""
+        """Sent to the worker."""
         raise NotImplementedError
 
     def answered(self, answer: bytes) -> None:
-        """Handle the worker's answer."""
+        """Called with the worker's answer."""
         raise NotImplementedError
 
     def lost(self, how: str, output: str) -> None:
@@ -89,9 +89,6 @@ class Worker:
         """Whether it has a task, or is starting."""
         return self.task is not None or not self.is_ready
 
-    def last_words(self, limit: int) -> str:
-        return last_words(self.stderr, limit)
-
 
 class Starter:
     """Starts workers that call ``function(descriptor, parent_pid, *arguments)``; here each is a fresh interpreter.
@@ -99,8 +96,7 @@ class Starter:
     It leads its own session, so that programs started by a task are killed with it. Its standard output is discarded.
 
     Args:
-        function: "package.module:function".
-        arguments: JSON values.
+        function: "package.module:function", called with JSON values.
         stall_seconds: a worker that stalls within a message for so long is given up.
     """
 
@@ -175,7 +171,7 @@ def open_log() -> IO[bytes]:
     return file
 
 
-def last_words(log: IO[bytes], limit: int) -> str:
+def last_output(log: IO[bytes], limit: int) -> str:
     """The end of the output."""
     size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - limit))
@@ -186,21 +182,16 @@ class Pool:
     """Workers of one kind and their queue of tasks.
 
     Args:
-        starter: how workers start.
         deadline_seconds: a task that takes longer is given up.
         name: of the processes in messages.
-        answer_question: handles a worker's request to its parent within a task.
+        handle_call: answers a worker's call of its parent within a task.
     """
 
     def __init__(
-        self,
-        starter: Starter,
-        deadline_seconds: float,
-        name: str,
-        answer_question: Callable[[bytes], bytes] | None = None,
+        self, starter: Starter, deadline_seconds: float, name: str, handle_call: Callable[[bytes], bytes] | None = None
     ):
         self._starter, self._deadline_seconds, self._name = starter, deadline_seconds, name
-        self._answer_question = answer_question
+        self._handle_call = handle_call
         self._times_all_ended = 0
         self.waiting: deque[Task] = deque()
         self.workers: list[Worker] = []
@@ -221,7 +212,7 @@ class Pool:
         while len(self.workers) < count:
             self.workers.append(self._starter.start())
 
-    def turn(self, timeout_seconds: float | None = None, also: Sequence[Any] = ()) -> list[Any]:
+    def poll(self, timeout_seconds: float | None = None, also: Sequence[Any] = ()) -> list[Any]:
         """Assign tasks, handle messages, and end overdue workers.
 
         Waits until the next message or deadline, at most ``timeout_seconds``, or until one of ``also`` is readable.
@@ -235,7 +226,11 @@ class Pool:
         try:
             self._assign()
             readable = self._collect(timeout_seconds, also)
-            self._end_overdue()
+            for worker in list(self.workers):
+                is_late = worker.is_busy and time.monotonic() >= worker.end_by_seconds
+                # A message that arrived in time is handled, unless the worker does not read.
+                if is_late and (worker.end_by_seconds == 0.0 or not worker.connection.poll()):
+                    self._lose(worker, hung_up=False)
         except AllEnded:
             self._restart()
             return []
@@ -271,7 +266,7 @@ class Pool:
                 pass
 
     def _collect(self, timeout_seconds: float | None, also: Sequence[Any]) -> list[Any]:
-        """Wait for messages, hang-ups, ``also`` or the next deadline, and handle them."""
+        """Wait for messages, hang-ups, ``also`` or the next deadline; handle them. Returns the ready of ``also``."""
         ends = [worker.end_by_seconds - time.monotonic() for worker in self.workers if worker.is_busy]
         ends += [] if timeout_seconds is None else [timeout_seconds]
         watched = self._starter.watched()
@@ -295,37 +290,30 @@ class Pool:
             worker.is_ready = self.has_been_ready = True
         elif kind == BEGUN:
             worker.has_begun, worker.end_by_seconds = True, time.monotonic() + self._deadline_seconds
-        elif kind == ASKS:
-            assert self._answer_question is not None
-            answer = self._answer_question(_received(worker))
+        elif kind == PARENT_CALL:
+            assert self._handle_call is not None
+            answer = self._handle_call(_received(worker))
             with suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: seen as a hang-up next
                 worker.connection.send_bytes(answer)
         else:
             answer, self._times_all_ended = _received(worker), 0
             assert worker.task is not None
-            # Kept until it is answered: ``end_all`` returns it if that fails.
+            # Removed after ``answered``: ``end_all`` returns it if that fails.
             worker.task.answered(answer)
             worker.task = None
             if kind == USED_UP:
                 self._starter.end(worker, hung_up=False)
                 self._replace(worker)
 
-    def _end_overdue(self) -> None:
-        for worker in list(self.workers):
-            is_late = worker.is_busy and time.monotonic() >= worker.end_by_seconds
-            # A message that arrived in time is handled, unless the worker does not read.
-            if is_late and (worker.end_by_seconds == 0.0 or not worker.connection.poll()):
-                self._lose(worker, hung_up=False)
-
     def _lose(self, worker: Worker, hung_up: bool) -> None:
         """Replace a worker that has ended or is overdue, and report or requeue its task."""
         how = self._starter.end(worker, hung_up)
-        task, output = worker.task, worker.last_words(300)
+        task, output = worker.task, last_output(worker.stderr, 300)
         if not worker.is_ready:
             early = how or "it ended before it was ready"
             how = early if hung_up else f"it was not ready after {START_SECONDS:g} s"
             worker.failed_starts += 1
-            self._refuse_if_hopeless(worker.failed_starts, how, worker.last_words(2000))
+            self._refuse_if_hopeless(worker.failed_starts, how, last_output(worker.stderr, 2000))
         self._replace(worker)
         if task is None:
             return

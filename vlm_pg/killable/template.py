@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vlm_pg.killable.pool import START_SECONDS, AllEnded, Starter, Worker, last_words, open_log
+from vlm_pg.killable.pool import START_SECONDS, AllEnded, Starter, Worker, last_output, open_log
 from vlm_pg.processes import (
     ONE_THREAD,
     ONE_THREAD_NO_GPU,
@@ -38,10 +38,7 @@ _MESSAGE_BYTES = 64
 class Template(Starter):
     """Starts the template process, which forks workers once it has imported ``modules``.
 
-    Args:
-        modules: imported before the first task.
-        function, arguments, stall_seconds: as in ``Starter``.
-        gpu: whether workers see this process's GPUs.
+    ``gpu``: whether workers see this process's GPUs. For the other arguments see ``Starter``.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class Template(Starter):
             how = how_it_ended(self._process.wait(ANSWER_SECONDS))
         except subprocess.TimeoutExpired:
             how = "it closed its connection"
-        output = last_words(self._stderr, 2000)
+        output = last_output(self._stderr, 2000)
         self.end_all((), at_once=False)
         return how, output
 
@@ -122,9 +119,9 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str], function: str
 
     Args:
         descriptor: this end of a socket pair.
-        parent_pid: process id of the parent, as the parent saw it.
+        parent_pid: as the parent saw it.
         modules: imported before the first fork, outside of any deadline.
-        function, arguments: what a worker calls, after its descriptor and its parent's process id.
+        function, arguments: called by a worker, after its descriptor and its parent's process id.
     """
     outlive_signals()
     gc.disable()  # none of what libraries make is garbage
@@ -145,7 +142,7 @@ def main(descriptor: int, parent_pid: int, modules: Sequence[str], function: str
                 continue
             if message == b"fork":
                 connection, stderr = descriptors
-                pids |= _fork(control, connection, stderr, lambda *who: worker_main(*who, *arguments))
+                pids |= _fork(control, connection, stderr, lambda *first: worker_main(*first, *arguments))
             elif message.startswith(b"end "):
                 control.send(str(_end(int(message.split()[1]), pids)).encode())
             else:  # "close", or nothing more to come

@@ -18,9 +18,9 @@ from typing import Literal
 
 from vlm_pg.processes import end_with_parent, outlive_signals
 
-# Messages of a worker. READY is followed by JSON (its process id, whether memory is limited), ASKS, DONE and USED_UP
-# by bytes; after USED_UP it takes no further task.
-READY, BEGUN, ASKS, DONE, USED_UP = b"ready", b"begun", b"asks", b"done", b"used up"
+# Messages of a worker. READY is followed by JSON (its process id, whether memory is limited), PARENT_CALL, DONE and
+# USED_UP by bytes; after USED_UP it takes no further task.
+READY, BEGUN, PARENT_CALL, DONE, USED_UP = b"ready", b"begun", b"parent call", b"done", b"used up"
 # The worker's own alarm comes after the parent's deadline: it matters only when the parent is late or gone.
 ALARM_FACTOR, ALARM_EXTRA_SECONDS = 1.5, 5.0
 # The kernel's limit, and the line of /proc/self/status with the current use.
@@ -38,13 +38,13 @@ def serve(
 
     Args:
         descriptor: the worker's end of a socket pair.
-        parent_pid: process id of the parent, as the parent saw it.
-        deadline_seconds: of a task, as the parent has it.
+        parent_pid: as the parent saw it.
         prepare: called before the first task, outside of any deadline; returns whether memory is limited.
         run: runs one task; returns its answer, and whether the process is used up.
     """
     outlive_signals()
-    disable_core_dumps()
+    # a core dump would take gigabytes for each broken file
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     os.set_inheritable(descriptor, False)  # a program started by a task must not hold the connection open
     connection = Connection(descriptor)
     # The thread keeps the connection open until this process ends: at a hang-up the parent reads the exit status.
@@ -67,21 +67,11 @@ def serve(
         return  # the other end hung up
 
 
-def disable_core_dumps() -> None:
-    """A core dump would take gigabytes for each broken file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
-
-
 def limit_memory(what: Literal["private", "address space"], extra_bytes: int) -> None:
-    """From now on this process gets ``extra_bytes`` more memory than it holds now.
+    """From now on this process gets ``extra_bytes`` more memory than it holds now; allocations beyond that fail.
 
-    Allocations beyond that fail, which Python and C libraries report as errors.
-
-    Args:
-        what: "private" writable memory, in which mapped libraries (torch brings gigabytes) do not count, or all of the
-            "address space".
-        extra_bytes: how much more.
+    ``what``: "private" writable memory, in which mapped libraries (torch brings gigabytes) do not count, or all of the
+    "address space".
 
     Raises:
         OSError, ValueError: this system cannot; only Linux can.

@@ -9,40 +9,29 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 from vlm_pg.errors import SampleError
 
-Stage = Literal["open", "decode"]
 TRACE_LIMIT = 4000
 
 
 class DecodeFailure(Exception):
-    """A file could not be read.
+    """A file could not be read. ``trace``: the traceback of an unexpected error, else ""."""
 
-    ``stage``: "open" or "decode". ``trace``: the traceback of an unexpected error, else "".
-    """
-
-    def __init__(self, stage: Stage, message: str, trace: str = ""):
+    def __init__(self, message: str, trace: str = ""):
         super().__init__(message)
-        self.stage = stage
         self.trace = trace
 
 
 @contextmanager
 def reading(
-    stage: Stage, expected: tuple[type[BaseException], ...], words: Callable[[BaseException], str] = str
+    expected: tuple[type[BaseException], ...], message_of: Callable[[BaseException], str] = str
 ) -> Iterator[None]:
-    """Turn exceptions into DecodeFailure.
-
-    Args:
-        stage: what is being done to the file.
-        expected: errors with a useful message; others keep their traceback.
-        words: the message of an expected error.
+    """Turn exceptions into DecodeFailure, with the traceback unless they are ``expected``: those have a useful message.
 
     Raises:
         DecodeFailure: for every error but our own refusals and
-        MemoryError: the file asked for more memory than there is.
+        MemoryError: the file needs more memory than there is.
     """
     try:
         yield
@@ -50,8 +39,8 @@ def reading(
         raise
     except Exception as error:
         if isinstance(error, expected):
-            raise DecodeFailure(stage, words(error).strip() or type(error).__name__) from error
-        raise DecodeFailure(stage, f"{type(error).__name__}: {error}", trace_of(error)) from error
+            raise DecodeFailure(message_of(error).strip() or type(error).__name__) from error
+        raise DecodeFailure(f"{type(error).__name__}: {error}", trace_of(error)) from error
 
 
 def trace_of(error: BaseException) -> str:

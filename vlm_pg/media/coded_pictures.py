@@ -15,8 +15,8 @@ from vlm_pg.media.keyframes import MAX_UNITS, Entry, Syntax, entry, mpeg2_kind, 
 
 _SLICES, _SPS, _PPS = (1, 5), 7, 8
 _IDR = 5
-# profiles whose parameter sets say more of colours
-_HIGH = (44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244)
+# profiles whose parameter sets have chroma fields
+_HIGH_PROFILES = (44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244)
 _444 = 3
 
 
@@ -25,11 +25,7 @@ class _OutOfBits(Exception):
 
 
 class _Bits:
-    """The bits of a header, from the first on.
-
-    Args:
-        padded: zeros follow the last bit; else reading beyond it raises ``_OutOfBits``.
-    """
+    """The bits of a header. ``padded``: zeros follow the last bit; else reading beyond it raises ``_OutOfBits``."""
 
     def __init__(self, content: bytes, padded: bool = False):
         self._value, self.left, self._padded = int.from_bytes(content, "big"), 8 * len(content), padded
@@ -53,15 +49,10 @@ class _Bits:
             zeros += 1
         return (1 << zeros) - 1 + self.take(zeros)
 
-    def signed(self) -> int:
-        """se(v)"""
-        number = self.number()
-        return (number + 1) // 2 if number % 2 else -(number // 2)
-
 
 @dataclass(frozen=True)
-class _Sequence:
-    """What a sequence parameter set says of slices. ``colour_bits``: of colour_plane_id."""
+class _SequenceParameters:
+    """How slices are written. ``colour_bits``: of colour_plane_id."""
 
     colour_bits: int
     frame_num_bits: int
@@ -70,9 +61,9 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Field:
-    """What the slices of a field share."""
+    """Header values that the slices of a field share."""
 
-    sequence: int
+    sps_id: int
     frame_num: int
     is_bottom: bool
     is_reference: bool
@@ -80,12 +71,8 @@ class _Field:
 
     def completes(self, first: _Field) -> bool:
         """Whether both are one frame, this one stored second."""
-        return (
-            not self.is_idr
-            and self.is_bottom != first.is_bottom
-            and (self.sequence, self.frame_num, self.is_reference)
-            == (first.sequence, first.frame_num, first.is_reference)
-        )
+        same = (self.sps_id, self.frame_num, self.is_reference) == (first.sps_id, first.frame_num, first.is_reference)
+        return same and not self.is_idr and self.is_bottom != first.is_bottom
 
 
 @dataclass
@@ -95,37 +82,31 @@ class FieldPairs:
     FFmpeg's parsers hand each field on as a packet of its own, and decoders put both into one frame, at the time of the
     first.
 
-    ``is_alone``: whether the packet before the last one held a field whose other one does not follow. What is made
-    from it comes out wrong, and no decoder says so.
-
-    Args:
-        syntax, extradata: the stream's.
+    ``is_alone``: whether the packet before the last one held a field whose other one does not follow. It decodes to a
+    wrong frame without any error.
     """
 
     syntax: Syntax
     extradata: bytes = b""
     is_alone: bool = False
-    _sequences: dict[int, _Sequence] = field(default_factory=dict)
-    _pictures: dict[int, int] = field(default_factory=dict)
+    _sps: dict[int, _SequenceParameters] = field(default_factory=dict)
+    _sps_of_pps: dict[int, int] = field(default_factory=dict)
     _first: _Field | None = None
 
     def __post_init__(self) -> None:
         if self.syntax.codec == "h264":
-            for unit in _stated(self.extradata):
-                self._learn(unit)
+            for unit in _parameter_sets(self.extradata):
+                self._read_parameters(unit)
 
     def is_second(self, coded: memoryview, is_keyframe: bool) -> bool:
         """Whether the next packet is the second field of the picture before it. Parameter sets come with key frames."""
-        if self.syntax.codec != "h264" or not (is_keyframe or self._has_fields()):
+        if self.syntax.codec != "h264" or not (is_keyframe or any(sps.has_fields for sps in self._sps.values())):
             return False
         found = self._only_field(bytes(coded))
         is_second = found is not None and self._first is not None and found.completes(self._first)
         self.is_alone = self._first is not None and not is_second
         self._first = None if is_second else found
         return is_second
-
-    def _has_fields(self) -> bool:
-        return any(sequence.has_fields for sequence in self._sequences.values())
 
     def _only_field(self, packet: bytes) -> _Field | None:
         """The field that a packet holds; None for a frame, for both fields, and for an unreadable packet."""
@@ -135,63 +116,69 @@ class FieldPairs:
             if unit[0] & 0x1F in _SLICES:
                 slices.add(self._field(unit))
             else:
-                self._learn(unit)
+                self._read_parameters(unit)
         return slices.pop() if len(slices) == 1 and count < MAX_UNITS else None
 
-    def _learn(self, unit: bytes) -> None:
+    def _read_parameters(self, unit: bytes) -> None:
         kind, bits = unit[0] & 0x1F, _Bits.of_unit(unit.split(b"\0\0\1", 1)[0])  # up to the next one
         try:
             if kind == _SPS:
-                place, sequence = _sequence(bits)
-                self._sequences[place] = sequence
+                sps_id, sps = _read_sps(bits)
+                self._sps[sps_id] = sps
             elif kind == _PPS:
-                self._pictures[bits.number()] = bits.number()
+                self._sps_of_pps[bits.number()] = bits.number()
         except _OutOfBits:
-            self._sequences.clear()  # which of them it replaces is not known
+            self._sps.clear()  # which of them it replaces is not known
 
     def _field(self, unit: bytes) -> _Field | None:
         bits = _Bits.of_unit(unit[:64])
         try:
             bits.number(), bits.number()  # first_mb_in_slice, slice_type
-            place = self._pictures.get(bits.number(), -1)
-            sequence = self._sequences.get(place)
-            if sequence is None or not sequence.has_fields:
+            sps_id = self._sps_of_pps.get(bits.number(), -1)
+            sps = self._sps.get(sps_id)
+            if sps is None or not sps.has_fields:
                 return None
-            bits.take(sequence.colour_bits)
-            frame_num = bits.take(sequence.frame_num_bits)
+            bits.take(sps.colour_bits)
+            frame_num = bits.take(sps.frame_num_bits)
             if not bits.take(1):  # field_pic_flag
                 return None
-            return _Field(place, frame_num, bool(bits.take(1)), bool(unit[0] & 0x60), unit[0] & 0x1F == _IDR)
+            return _Field(sps_id, frame_num, bool(bits.take(1)), bool(unit[0] & 0x60), unit[0] & 0x1F == _IDR)
         except _OutOfBits:
             return None
 
 
-def _stated(extradata: bytes) -> Iterator[bytes]:
+def _parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """The parameter sets of a configuration record (avcC), or of a stream with start codes."""
     if not extradata.startswith(b"\1"):
         yield from units(extradata, 0)
         return
-    place = 5
+    offset = 5
     for mask in (0x1F, 0xFF):
-        count = int.from_bytes(extradata[place : place + 1], "big") & mask
-        place += 1
+        count = int.from_bytes(extradata[offset : offset + 1], "big") & mask
+        offset += 1
         for _ in range(count):
-            start = place + 2
-            place = start + int.from_bytes(extradata[place:start], "big")
+            start = offset + 2
+            offset = start + int.from_bytes(extradata[offset:start], "big")
             if start < len(extradata):
-                yield extradata[start:place]
+                yield extradata[start:offset]
 
 
-def _sequence(bits: _Bits) -> tuple[int, _Sequence]:
-    """Of a sequence parameter set, with its id."""
+def _read_sps(bits: _Bits) -> tuple[int, _SequenceParameters]:
+    """Id and content of a sequence parameter set."""
     profile = bits.take(8)
     bits.take(16)  # constraints, level
-    place = bits.number()
-    colour_bits = _skip_colours(bits) if profile in _HIGH else 0
+    sps_id = bits.number()
+    colour_bits = _skip_colours(bits) if profile in _HIGH_PROFILES else 0
     frame_num_bits = bits.number() + 4
-    _skip_order_count(bits)
+    order_count_type = bits.number()
+    if order_count_type == 0:
+        bits.number()
+    elif order_count_type == 1:
+        bits.take(1), bits.number(), bits.number()
+        for _ in range(bits.number()):
+            bits.number()
     bits.number(), bits.take(1), bits.number(), bits.number()  # reference frames, gaps, width, height
-    return place, _Sequence(colour_bits, frame_num_bits, has_fields=not bits.take(1))
+    return sps_id, _SequenceParameters(colour_bits, frame_num_bits, has_fields=not bits.take(1))
 
 
 def _skip_colours(bits: _Bits) -> int:
@@ -200,9 +187,9 @@ def _skip_colours(bits: _Bits) -> int:
     is_separate = bits.take(1) if chroma == _444 else 0
     bits.number(), bits.number(), bits.take(1)
     if bits.take(1):
-        for at in range(12 if chroma == _444 else 8):
+        for number in range(12 if chroma == _444 else 8):
             if bits.take(1):
-                _skip_scaling_list(bits, 16 if at < 6 else 64)
+                _skip_scaling_list(bits, 16 if number < 6 else 64)
     return 2 * is_separate
 
 
@@ -210,18 +197,9 @@ def _skip_scaling_list(bits: _Bits, size: int) -> None:
     last, following = 8, 8
     for _ in range(size):
         if following:
-            following = (last + bits.signed()) % 256
+            number = bits.number()  # se(v)
+            following = (last + ((number + 1) // 2 if number % 2 else -(number // 2))) % 256
         last = following or last
-
-
-def _skip_order_count(bits: _Bits) -> None:
-    kind = bits.number()
-    if kind == 0:
-        bits.number()
-    elif kind == 1:
-        bits.take(1), bits.number(), bits.number()
-        for _ in range(bits.number()):
-            bits.number()
 
 
 _VOP = b"\0\0\1\xb6"
@@ -236,10 +214,10 @@ MOST_PACKED_PICTURES = 16
 class Mpeg4Pictures:
     """How many frames a packet of MPEG-4 part 2 stands for: DivX and XviD in AVI store none, one or two pictures in it.
 
-    AVI gives every packet one time, that of its place. So that B-frames could be stored there, encoders put one into
-    the packet of the picture before it ("packed"), and fill the place that is then left over with a picture that is not
+    AVI derives a packet's time from its number. So that B-frames could be stored there, encoders put one into the
+    packet of the picture before it ("packed"), and fill the packet that is then left over with a picture that is not
     coded. The same kind of picture elsewhere says that the one before it stays on display, and no decoder shows a frame
-    for it. Of a B-frame in the very last packet, behind which no place follows, FFmpeg's decoder shows nothing; it is
+    for it. Of a B-frame in the very last packet, behind which no packet follows, FFmpeg's decoder shows nothing; it is
     no frame here.
 
     ``is_packed``: whether one held several pictures. ``time_bits``: of vop_time_increment; 0 while no layer's header
@@ -257,32 +235,26 @@ class Mpeg4Pictures:
             self._read_layer(self.extradata)
 
     def is_frame(self, coded: memoryview) -> bool:
-        """Whether the next packet is a frame more, by its time; what is not coded is one where a place is left over."""
+        """Whether the next packet is one more frame; one without coded pictures is while packed ones are left over."""
         if self.syntax.codec != "mpeg4":
             return True
         packet = bytes(coded)
         self._read_layer(packet)
         count = self._coded(packet)
-        if count:
-            self._left_over += count - 1
-            self.is_packed |= count > 1
-            return True
-        self._left_over -= 1
-        if self._left_over < 0:
-            self._left_over = 0
-            return False
-        return True
+        self.is_packed |= count > 1
+        self._left_over += count - 1
+        is_frame = self._left_over >= 0
+        self._left_over = max(0, self._left_over)
+        return is_frame
 
     def _coded(self, packet: bytes) -> int:
         """How many coded pictures it holds; one of which that is not known counts as coded."""
-        places: list[int] = []
-        place = packet.find(_VOP)
-        while place >= 0 and len(places) < MOST_PACKED_PICTURES:
-            places.append(place + 4)
-            place = packet.find(_VOP, place + 4)
-        if not places:
-            return 1
-        return sum(self._is_coded(packet[place : place + MOST_HEADER_BYTES]) for place in places)
+        offsets: list[int] = []
+        offset = packet.find(_VOP)
+        while offset >= 0 and len(offsets) < MOST_PACKED_PICTURES:
+            offsets.append(offset + 4)
+            offset = packet.find(_VOP, offset + 4)
+        return sum(self._is_coded(packet[offset : offset + MOST_HEADER_BYTES]) for offset in offsets) if offsets else 1
 
     def _is_coded(self, header: bytes) -> bool:
         """vop_coded of a picture's header behind its start code."""
@@ -297,14 +269,14 @@ class Mpeg4Pictures:
 
     def _read_layer(self, packet: bytes) -> None:
         """How long times are, from the header of a video object layer, if there is one."""
-        place = packet.find(b"\0\0\1")
-        while 0 <= place < len(packet) - 4 and packet[place + 3] not in _LAYER_CODES:
-            if packet[place + 3] == _VOP[3]:
+        offset = packet.find(b"\0\0\1")
+        while 0 <= offset < len(packet) - 4 and packet[offset + 3] not in _LAYER_CODES:
+            if packet[offset + 3] == _VOP[3]:
                 return
-            place = packet.find(b"\0\0\1", place + 3)
-        if not 0 <= place < len(packet) - 4:
+            offset = packet.find(b"\0\0\1", offset + 3)
+        if not 0 <= offset < len(packet) - 4:
             return
-        bits = _Bits(packet[place + 4 : place + 4 + MOST_HEADER_BYTES], padded=True)
+        bits = _Bits(packet[offset + 4 : offset + 4 + MOST_HEADER_BYTES], padded=True)
         bits.take(1 + 8)  # random_accessible_vol, video_object_type_indication
         if bits.take(1):  # is_object_layer_identifier
             bits.take(4 + 3)
@@ -321,7 +293,7 @@ class Mpeg4Pictures:
         self.time_bits = max(1, (resolution - 1).bit_length()) if known else 0
 
 
-_CODECS = ("mpeg1video", "mpeg2video")
+_MPEG_1_2 = ("mpeg1video", "mpeg2video")
 _B = 3
 HEAD_BYTES = 4096  # headers and user data before that of the picture
 
@@ -333,45 +305,42 @@ class ShownOrder:
     Program streams state few times. FFmpeg makes up the others, not always as the pictures come: two may get one time,
     and one that comes later an earlier one.
 
-    ``ascends``: whether no timestamp is below that of a picture that comes out before. ``come``: timestamps in the
-    order in which pictures come out. Of other codecs nothing is known.
+    ``ascends``: whether no timestamp is below that of a picture that comes out before. ``output_pts``: timestamps in
+    the order in which pictures come out. Of other codecs nothing is known.
     """
 
     syntax: Syntax
     ascends: bool = True
-    come: list[int] = field(default_factory=list)
-    _latest: int | None = None
+    output_pts: list[int] = field(default_factory=list)
     _held: int | None = None
 
     def add(self, coded: memoryview, pts: int) -> None:
         """The next picture as stored."""
-        if self.syntax.codec not in _CODECS:
+        if self.syntax.codec not in _MPEG_1_2:
             return
         if mpeg2_kind(bytes(coded[:HEAD_BYTES])) == _B:
-            self._come(pts)
+            self._output(pts)
             return
-        if self._held is not None:
-            self._come(self._held)
+        self.end()
         self._held = pts
 
     def end(self) -> None:
-        """No picture follows."""
+        """No picture follows that is shown before the last one."""
         if self._held is not None:
-            self._come(self._held)
+            self._output(self._held)
 
-    def _come(self, pts: int) -> None:
-        self.ascends &= self._latest is None or pts >= self._latest
-        self._latest = pts
-        self.come.append(pts)
+    def _output(self, pts: int) -> None:
+        self.ascends &= not self.output_pts or pts >= self.output_pts[-1]
+        self.output_pts.append(pts)
 
-    def is_at_its_place(self, pts: int, shown: Sequence[int]) -> bool:
-        """Whether the picture of a time comes as its place among all times says: counting may begin with it."""
-        place = bisect_left(shown, pts)
-        return self.ascends or (place < len(shown) and self.come[place] == pts)
+    def can_count_from(self, pts: int, shown: Sequence[int]) -> bool:
+        """Whether the picture of a time comes out at its position among all times: counting may begin with it."""
+        position = bisect_left(shown, pts)
+        return self.ascends or (position < len(shown) and self.output_pts[position] == pts)
 
     def is_reference(self, coded: memoryview) -> bool:
         """Whether it is a picture of MPEG-1 or -2 behind which none is stored that is shown before those before it."""
-        return self.syntax.codec in _CODECS and mpeg2_kind(bytes(coded[:HEAD_BYTES])) in (1, 2)
+        return self.syntax.codec in _MPEG_1_2 and mpeg2_kind(bytes(coded[:HEAD_BYTES])) in (1, 2)
 
 
 # decoders of these show nothing before an intra picture
@@ -398,7 +367,6 @@ class LateStart:
     _is_open: bool = True
 
     def follow(self, packet: Any, coded: memoryview) -> None:
-        """The next packet, ``coded`` its content."""
         if not self._is_open or not len(coded):
             return
         # whether or not it is flagged: flags may be missing

@@ -58,7 +58,6 @@ class VideoHeader:
     duration_seconds: float
     video_seconds: float
     stated_fps: float
-    codec: str
     start_seconds: float | None = None
 
 
@@ -70,9 +69,8 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
     whatever happens inside.
 
     Args:
-        path: the file.
         max_pixels: pictures of more than twice this area get no memory; 0 for no limit. Where a picture is above the
-            limit and still gets memory, the caller can say how large it is.
+            limit and still gets memory, the caller can report its size.
 
     Raises:
         DecodeFailure: it is no container that is read, or has no video stream that can be decoded.
@@ -82,18 +80,18 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
     container_format = judge(path)
     options = {"format_whitelist": FORMAT_WHITELIST, "protocol_whitelist": PROTOCOL_WHITELIST}
     limits = {"max_pixels": str(2 * max_pixels)} if max_pixels else {}
-    with reading("open", (av.FFmpegError,)):
+    with reading((av.FFmpegError,)):
         # Titles and names of tracks may be in any encoding; none is used.
         container = av.open(
             path.as_posix(), format=container_format, options=options | limits, metadata_errors="replace"
         )
     try:
-        with reading("open", (av.FFmpegError,)):
+        with reading((av.FFmpegError,)):
             stream = container.streams.best("video")
             if stream is None:
-                raise DecodeFailure("open", "the file has no video stream")
+                raise DecodeFailure("the file has no video stream")
             if stream.codec_context is None:
-                raise DecodeFailure("open", "its video is encrypted or in a codec that is not known")
+                raise DecodeFailure("its video is encrypted or in a codec that is not known")
             stream.codec_context.thread_count = 1
             is_strict = stream.codec_context.codec.canonical_name in STRICT_CODECS
             stream.codec_context.options = limits | (_STRICT if is_strict else {})
@@ -105,7 +103,13 @@ def open_video(path: Path, max_pixels: int = 0) -> Iterator[tuple[Any, Any]]:
 def judge(path: Path) -> str:
     """FFmpeg's name of the container, by its content. Raises DecodeFailure for a file that must not reach a decoder."""
     with open_regular(path) as file:
-        container_format = video_format(file.read(HEAD_BYTES))
+        head = file.read(HEAD_BYTES)
+        name = _container(head)
+        if name is None:
+            raise DecodeFailure(
+                f"its content ({shown_head(head)}) is none of the containers that are read: {', '.join(CONTAINERS)}"
+            )
+        container_format = CONTAINERS[name]
         if container_format == "mov":
             check_tables(file, os.fstat(file.fileno()).st_size)
         elif container_format == "matroska":
@@ -113,15 +117,9 @@ def judge(path: Path) -> str:
     return container_format
 
 
-def read_header(path: Path) -> VideoHeader:
-    """The header of a video file. Raises DecodeFailure when it is not a video."""
-    with open_video(path) as (container, stream):
-        return header_of(container, stream)
-
-
 def header_of(container: Any, stream: Any) -> VideoHeader:
     """The header of an open video."""
-    with reading("open", ()):
+    with reading(()):
         whole_seconds = (container.duration or 0) / 1_000_000
         states_streams = container.format.name not in _STATE_NO_STREAM
         stated = stream.duration if states_streams and stream.time_base else None
@@ -132,45 +130,26 @@ def header_of(container: Any, stream: Any) -> VideoHeader:
             duration_seconds=max(0.0, whole_seconds, video_seconds),
             video_seconds=max(0.0, video_seconds),
             stated_fps=float(stream.average_rate or 0),
-            codec=stream.codec_context.codec.canonical_name,
             start_seconds=None if container.start_time is None else container.start_time / 1_000_000,
         )
 
 
 def open_regular(path: Path, folder: int | None = None) -> BinaryIO:
-    """The file for reading; in an open ``folder`` (a descriptor) no link is followed.
-
-    Raises:
-        DecodeFailure: it cannot be opened or is no file.
-    """
+    """The file for reading; in an open ``folder`` (a descriptor) no link is followed. Raises DecodeFailure."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe must not wait for a writer
     try:
         descriptor = os.open(path, flags if folder is None else flags | os.O_NOFOLLOW, dir_fd=folder)
         file = os.fdopen(descriptor, "rb")
     except (OSError, ValueError) as error:
-        raise DecodeFailure("open", f"it cannot be opened ({getattr(error, 'strerror', None) or error})") from error
+        raise DecodeFailure(f"it cannot be opened ({getattr(error, 'strerror', None) or error})") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise DecodeFailure("open", "it is not a regular file")
+        raise DecodeFailure("it is not a regular file")
     return file
 
 
-def video_format(head: bytes) -> str:
-    """FFmpeg's name of the container that begins with ``head``.
-
-    Raises:
-        DecodeFailure: it is none of ``CONTAINERS``.
-    """
-    name = _container(head)
-    if name is None:
-        raise DecodeFailure(
-            "open", f"its content ({shown_head(head)}) is none of the containers that are read: {', '.join(CONTAINERS)}"
-        )
-    return CONTAINERS[name]
-
-
 def stored_as(head: bytes) -> tuple[MediaKind, str] | None:
-    """What begins with ``head``, and the ending of the name under which it can be read; None for neither of the two.
+    """Kind and file name suffix of a file that begins with ``head``; None for neither image nor video.
 
     stored_as(b"\\xff\\xd8\\xff...") == ("image", ".jpg")
     """

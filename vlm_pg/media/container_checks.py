@@ -30,11 +30,9 @@ import numpy as np
 
 from vlm_pg.media.boundary import DecodeFailure
 
-_INSIDE = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf"}
+_CONTAINERS = {b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"mvex", b"moof", b"traf"}
 MAX_BOXES = 1_000_000
 SAMPLES_PER_BYTE = 8
-# tables of entries that each begin with a count of samples: bytes of an entry
-_COUNTED = {b"stts": 8, b"ctts": 8}
 _CHUNK_ENTRIES = 4096
 
 
@@ -47,14 +45,14 @@ def check_tables(file: BinaryIO, size_bytes: int) -> None:
     fragments, clock = 0, Clock()
     for kind, start, end in _boxes(file, 0, size_bytes):
         if kind == b"cmov":
-            raise DecodeFailure("open", "its header is compressed, which is not read")
+            raise DecodeFailure("its header is compressed, which is not read")
         clock.read(file, kind, start, end)
         count = _promised(file, kind, start, end)
         if kind == b"trun":
             fragments += count
             count = fragments
         if count > SAMPLES_PER_BYTE * size_bytes:
-            raise DecodeFailure("open", f"its tables promise {count} samples in a file of {size_bytes} bytes")
+            raise DecodeFailure(f"its tables promise {count} samples in a file of {size_bytes} bytes")
     clock.check()
 
 
@@ -78,9 +76,9 @@ def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, i
             continue
         seen += 1
         if seen > MAX_BOXES:
-            raise DecodeFailure("open", f"it has more than {MAX_BOXES} boxes")
+            raise DecodeFailure(f"it has more than {MAX_BOXES} boxes")
         stack.append((stop, end))
-        if kind in _INSIDE:
+        if kind in _CONTAINERS:
             stack.append((begins, min(stop, end)))
         yield kind, begins, min(stop, end)
 
@@ -88,28 +86,18 @@ def _boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, i
 def _promised(file: BinaryIO, kind: bytes, start: int, end: int) -> int:
     """The number of samples that one box promises; 0 for boxes that promise none."""
     if kind in (b"stsz", b"stz2"):  # version and flags, size of every sample, number
-        return _number(file, start + 8)
-    if kind == b"trun":  # version and flags, number
-        return _number(file, start + 4)
-    if kind not in _COUNTED:
+        return int.from_bytes(_data(file, start + 8, start + 12, 4), "big")
+    if kind not in (b"trun", b"stts", b"ctts"):
         return 0
-    width = _COUNTED[kind]
-    left = min(_number(file, start + 4), max(0, end - start - 8) // width)
+    count = int.from_bytes(_data(file, start + 4, start + 8, 4), "big")  # behind version and flags
+    if kind == b"trun":
+        return count
+    left, total = min(count, max(0, end - start - 8) // 8), 0
     file.seek(start + 8)
-    total = 0
-    while left:
-        data = file.read(min(left, _CHUNK_ENTRIES) * width)
-        whole = len(data) // width
-        if not whole:
-            break
-        total += sum(count for count, _ in struct.iter_unpack(">II", data[: whole * width]))
+    while left and (whole := len(data := file.read(min(left, _CHUNK_ENTRIES) * 8)) // 8):
+        total += sum(samples for samples, _ in struct.iter_unpack(">II", data[: whole * 8]))
         left -= whole
     return total
-
-
-def _number(file: BinaryIO, place: int) -> int:
-    file.seek(place)
-    return int.from_bytes(file.read(4), "big")
 
 
 _MOST_SCALE = 2**31 - 1
@@ -138,6 +126,27 @@ class _Track:
     durations: np.ndarray = field(default_factory=lambda: _NO_RUNS)
     offsets: np.ndarray = field(default_factory=lambda: _NO_RUNS)
 
+    def read(self, file: BinaryIO, kind: bytes, start: int, end: int) -> None:
+        """One box of the track."""
+        head = _data(file, start, end, 36)
+        is_narrow = head[:1] == b"\0"
+        if kind == b"stts":
+            self.durations = _runs(file, start, end, ">u4")
+        elif kind == b"ctts":
+            self.offsets = _runs(file, start, end, ">i4")
+        elif kind == b"hdlr":
+            self.is_video |= head[8:12] == b"vide"
+        elif kind == b"mdhd":
+            self.scale, self.media = _scale_and_length(head[:32])
+        elif kind == b"tkhd":
+            self.number = int.from_bytes(head[12:16] if is_narrow else head[20:24], "big")
+            self.shown = _known(head[20:24] if is_narrow else head[28:36])
+        elif kind == b"elst":
+            form = ">Iii" if is_narrow else ">Qqi"
+            width = struct.calcsize(form)
+            data = _data(file, start + 8, end, min(int.from_bytes(head[4:8], "big"), _ENTRIES) * width)
+            self.edits = list(struct.iter_unpack(form, data[: len(data) // width * width]))
+
 
 class Clock:
     """Gathers the boxes about times, in the order of the file."""
@@ -154,17 +163,11 @@ class Clock:
         elif kind in (b"mvex", b"moof"):
             self._is_fragmented = True
         elif kind == b"mvhd":
-            self._scale, self._length = _scale_and_length(_data(file, start, end, 32), 12)
-        elif kind == b"stts" and self._tracks:
-            self._tracks[-1].durations = _runs(file, start, end, ">u4")
-        elif kind == b"ctts" and self._tracks:
-            self._tracks[-1].offsets = _runs(file, start, end, ">i4")
-        elif kind == b"hdlr" and self._tracks:
-            self._tracks[-1].is_video |= _data(file, start, end, 12)[8:] == b"vide"
-        elif kind in _READERS and self._tracks:
-            _READERS[kind](self._tracks[-1], file, start, end)
-        else:
-            self._fragments.read(file, kind, start, end)
+            self._scale, self._length = _scale_and_length(_data(file, start, end, 32))
+        elif kind in (b"trex", b"tfhd", b"tfdt", b"trun"):
+            self._fragments.read(kind, _data(file, start, end, end - start))
+        elif self._tracks:
+            self._tracks[-1].read(file, kind, start, end)
 
     def check(self) -> None:
         """Refuse a file whose video has times in unknown units, or contradictory ones. Raises DecodeFailure."""
@@ -173,9 +176,7 @@ class Clock:
                 continue
             for name, scale in (("media header (mdhd)", track.scale or 0), ("movie header (mvhd)", self._scale)):
                 if not 0 < scale <= _MOST_SCALE:
-                    raise DecodeFailure(
-                        "open", f"its {name} is missing or damaged, so the units of its times are not known"
-                    )
+                    raise DecodeFailure(f"its {name} is missing or damaged, so the units of its times are not known")
             self._fragments.check(track.number, track.scale or 1)
             if not self._is_fragmented and track.media and track.durations[:, 0].any():
                 self._check_lengths(track)
@@ -218,7 +219,7 @@ class Clock:
 
 def _contradiction(one: str, other: str, *seconds: float) -> DecodeFailure:
     lengths = " and ".join(f"{length:.2f}" for length in seconds)
-    return DecodeFailure("open", f"{one}, {other} {lengths} s, so its times cannot be trusted")
+    return DecodeFailure(f"{one}, {other} {lengths} s, so its times cannot be trusted")
 
 
 def _lengths(durations: np.ndarray, offsets: np.ndarray) -> tuple[float, ...]:
@@ -245,30 +246,11 @@ def _known(data: bytes) -> int:
     return 0 if data.count(0xFF) == len(data) else int.from_bytes(data, "big")
 
 
-def _scale_and_length(data: bytes, place: int) -> tuple[int, int]:
+def _scale_and_length(data: bytes) -> tuple[int, int]:
     """Of mvhd and mdhd: two dates of 4 or 8 bytes stand before them."""
-    wide = 4 if data[:1] == b"\0" else 8
-    place += (wide - 4) * 2
-    return int.from_bytes(data[place : place + 4], "big"), _known(data[place + 4 : place + 4 + wide])
-
-
-def _read_mdhd(track: _Track, file: BinaryIO, start: int, end: int) -> None:
-    track.scale, track.media = _scale_and_length(_data(file, start, end, 32), 12)
-
-
-def _read_tkhd(track: _Track, file: BinaryIO, start: int, end: int) -> None:
-    data = _data(file, start, end, 36)
-    is_narrow = data[:1] == b"\0"
-    track.number = int.from_bytes(data[12:16] if is_narrow else data[20:24], "big")
-    track.shown = _known(data[20:24] if is_narrow else data[28:36])
-
-
-def _read_elst(track: _Track, file: BinaryIO, start: int, end: int) -> None:
-    head = _data(file, start, end, 8)
-    form = ">Iii" if head[:1] == b"\0" else ">Qqi"
-    width = struct.calcsize(form)
-    data = _data(file, start + 8, end, min(int.from_bytes(head[4:8], "big"), _ENTRIES) * width)
-    track.edits = list(struct.iter_unpack(form, data[: len(data) // width * width]))
+    width = 4 if data[:1] == b"\0" else 8
+    offset = 4 + 2 * width
+    return int.from_bytes(data[offset : offset + 4], "big"), _known(data[offset + 4 : offset + 4 + width])
 
 
 def _runs(file: BinaryIO, start: int, end: int, form: str) -> np.ndarray:
@@ -276,9 +258,6 @@ def _runs(file: BinaryIO, start: int, end: int, form: str) -> np.ndarray:
     data = _data(file, start + 8, end, 8 * count)
     runs = np.frombuffer(data[: len(data) // 8 * 8], [("frames", ">u4"), ("ticks", form)])
     return np.stack([runs["frames"].astype(np.int64), runs["ticks"].astype(np.int64)], axis=1)
-
-
-_READERS = {b"mdhd": _read_mdhd, b"tkhd": _read_tkhd, b"elst": _read_elst}
 
 
 _BASE_OFFSET, _DESCRIPTION, _DEFAULT_DURATION = 1, 2, 8  # flags of tfhd
@@ -312,40 +291,33 @@ class Fragments:
         self._tracks: dict[int, _FragmentTrack] = {}
         self._track = _FragmentTrack()
 
-    def read(self, file: BinaryIO, kind: bytes, start: int, end: int) -> None:
-        """One box, with the bounds of its contents."""
-        if kind not in (b"trex", b"tfhd", b"tfdt", b"trun"):
-            return
-        file.seek(start)
-        data = file.read(end - start)
+    def read(self, kind: bytes, data: bytes) -> None:
+        """One box (trex, tfhd, tfdt, trun)."""
         flags, number = int.from_bytes(data[1:4], "big"), int.from_bytes(data[4:8], "big")
         if kind == b"trex":
             self._tracks[number] = _FragmentTrack(usual=int.from_bytes(data[12:16], "big"))
         elif kind == b"tfhd":
             self._track = self._tracks.setdefault(number, _FragmentTrack())
-            place = 8 + 8 * bool(flags & _BASE_OFFSET) + 4 * bool(flags & _DESCRIPTION)
-            stated = int.from_bytes(data[place : place + 4], "big")
+            offset = 8 + 8 * bool(flags & _BASE_OFFSET) + 4 * bool(flags & _DESCRIPTION)
+            stated = int.from_bytes(data[offset : offset + 4], "big")
             self._track.duration = stated if flags & _DEFAULT_DURATION else self._track.usual
         elif kind == b"tfdt":
-            self._begin(int.from_bytes(data[4:12] if data[:1] == b"\1" else data[4:8], "big"))
+            track, time = self._track, int.from_bytes(data[4:12] if data[:1] == b"\1" else data[4:8], "big")
+            if time < track.latest and track.overlap is None:
+                track.overlap = track.latest, time
+            track.latest = track.next = time
         else:
-            self._add(flags, number, data)
+            self._add_run(flags, number, data)
 
-    def _begin(self, time: int) -> None:
-        track = self._track
-        if time < track.latest and track.overlap is None:
-            track.overlap = track.latest, time
-        track.latest = track.next = time
-
-    def _add(self, flags: int, count: int, data: bytes) -> None:
+    def _add_run(self, flags: int, count: int, data: bytes) -> None:
         """The samples of a run (trun)."""
         track = self._track
         total, last = count * track.duration, track.duration
         if flags & _DURATIONS:
             width = 4 * (flags & _OF_SAMPLES).bit_count()
-            place = 8 + 4 * bool(flags & _DATA_OFFSET) + 4 * bool(flags & _FIRST_FLAGS)
-            count = min(count, max(0, len(data) - place) // width)
-            samples = np.frombuffer(data[place : place + count * width], ">u4").reshape(count, width // 4)
+            offset = 8 + 4 * bool(flags & _DATA_OFFSET) + 4 * bool(flags & _FIRST_FLAGS)
+            count = min(count, max(0, len(data) - offset) // width)
+            samples = np.frombuffer(data[offset : offset + count * width], ">u4").reshape(count, width // 4)
             total, last = int(samples[:, 0].sum(dtype=np.uint64)), int(samples[-1, 0]) if count else 0
         if count:
             track.next += total
@@ -356,9 +328,8 @@ class Fragments:
         if (track := self._tracks.get(number)) and track.overlap is not None:
             latest, time = (at / scale for at in track.overlap)
             raise DecodeFailure(
-                "open",
                 f"a fragment begins at {time:.3f} s (tfdt), and by its durations (trun, tfhd, trex) the one before it "
-                f"has a frame at {latest:.3f} s, so its times cannot be trusted",
+                f"has a frame at {latest:.3f} s, so its times cannot be trusted"
             )
 
 
@@ -370,24 +341,23 @@ _MOST_ELEMENTS, _MOST_BYTES = 1000, 1 << 20
 
 def check_unit(file: BinaryIO, size_bytes: int) -> None:
     """Refuse a file with an unusual unit of time and a wrong checksum over it. Raises DecodeFailure."""
-    place = 0
+    offset = 0
     for _ in range(_MOST_ELEMENTS):
-        if place >= size_bytes:
+        if offset >= size_bytes:
             return
-        file.seek(place)
+        file.seek(offset)
         kind, size, begins = _element(file.read(12))
         if kind == _CLUSTER or not begins:
             return
-        place += begins if kind == _SEGMENT else begins + size
+        offset += begins if kind == _SEGMENT else begins + size
         if kind == _INFO and size <= _MOST_BYTES:
-            file.seek(place - size)
+            file.seek(offset - size)
             data = file.read(size)
             is_wrong = data.startswith(_CRC) and zlib.crc32(data[6:]) != int.from_bytes(data[2:6], "little")
             if is_wrong and _MILLISECONDS not in data:
                 raise DecodeFailure(
-                    "open",
                     "its unit of time (TimestampScale) is unusual and the checksum over it (Info) is wrong, so its "
-                    "times cannot be trusted",
+                    "times cannot be trusted"
                 )
             return
 

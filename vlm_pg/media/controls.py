@@ -42,7 +42,7 @@ def repeat_frame(media: DecodedMedia, seed_key: str, unit: int = 2, turn: int = 
     """The video with one of its runs of frames, chosen by the key, in place of all; an image as it is.
 
     ``turn`` 0 to ``turns`` - 1 choose as many moments evenly apart, the first one by the key. Over all turns no moment
-    is favoured, so how often the moment shown happens to be the one asked for is no matter of luck.
+    is favoured, so hitting the moment in question is no matter of luck.
     """
     if media.kind == "image":
         return media

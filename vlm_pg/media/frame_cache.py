@@ -12,16 +12,17 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from vlm_pg.cache.eviction import Outcome
-from vlm_pg.cache.notes import say
+from vlm_pg.cache.notes import warn_once
 from vlm_pg.cache.provenance import gpu_driver, gpu_models, source_digest
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Damaged, Entry, Store, key_of
@@ -32,8 +33,7 @@ from vlm_pg.media.container import judge, open_regular
 from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.frame_folder import content_of_frames, folder_state, list_frames
 from vlm_pg.media.images import check_file_size, most_file_bytes
-from vlm_pg.media.sampling import MAX_ASPECT_RATIO
-from vlm_pg.media.selection import WHOLE, Part
+from vlm_pg.media.sampling import MAX_ASPECT_RATIO, WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import Cue, DecodedMedia, MediaKind
 
@@ -49,7 +49,7 @@ def load_file(*arguments: Any, **named: Any) -> DecodedMedia:
     return cached_file(*arguments, **named)[0]
 
 
-def keep_file(*arguments: Any) -> bool:
+def store_file(*arguments: Any) -> bool:
     """Whether the frames of ``cached_file`` are in the cache now."""
     return cached_file(*arguments)[1]
 
@@ -61,23 +61,22 @@ def cached_file(
     factor: int,
     part: Part = WHOLE,
     subtitles: str = "",
-    kept: CacheSettings | None = None,
+    cache_settings: CacheSettings | None = None,
     since: float | None = None,
 ) -> tuple[DecodedMedia, bool]:
-    """As ``decode_file``, with frames from the cache, or else put there; and whether they are in it now.
+    """As ``decode_file``, with frames from the cache, or else stored there; and whether they are in it now.
 
-    The content of a URL may change, so it is decoded every time; and so are files that cannot be used.
-
-    Args:
-        since: as in ``Store``.
+    The content of a URL may change, so it is decoded every time; and so are files that cannot be used. ``since`` is
+    that of ``Store``.
 
     Raises:
         SampleError: as ``decode_file``.
         ConfigError: the cache cannot be used.
     """
-    if kept is None or kept.folder is None or not kept.frames or "://" in path or "://" in subtitles:
+    is_local = "://" not in path and "://" not in subtitles
+    if cache_settings is None or cache_settings.folder is None or not (cache_settings.frames and is_local):
         return decode_file(kind, path, settings, factor, part, subtitles), False
-    store = _store(kept.folder, kept.max_bytes, since)
+    store = _store(cache_settings.folder, cache_settings.max_bytes, since)
     before = _states(path, subtitles, part)
     contents = _contents(kind, before, settings)
     if contents is None:  # decoding it raises the reason
@@ -86,56 +85,74 @@ def cached_file(
     by = made_with(kind if part.folder_fps is None else "folder", settings.decoder, settings.decoder_device)
     of_frames = settings.model_dump(mode="json", exclude=set(_NOT_OF_THE_FRAMES))
     key = key_of({**parts, "settings": of_frames, "by": by})
-    kept_media = _read(store, key, kind, factor, most_frame_bytes(kind, settings, factor, part))
-    if kept_media is not None:
-        return kept_media, True
+    cached = _read(store, key, kind, factor, most_frame_bytes(kind, settings, factor, part))
+    if cached is not None:
+        return cached, True
     media = decode_file(kind, path, settings, factor, part, subtitles)
     # If the file changed meanwhile, it is unknown which content these frames are of.
     is_same = _states(path, subtitles, part) == before
     return media, is_same and _write(store, key, media)
 
 
-def _states(path: str, subtitles: str, part: Part) -> list[State | FolderState | None]:
-    """File states of the medium and its subtitles, which change when their contents do."""
-    medium: State | FolderState | None = _state(path)
-    if part.folder_fps is not None:
-        medium = FolderState(path, folder_state(Path(path)))
-    return [medium, *([_state(subtitles)] if subtitles else [])]
+# Path and state of a file (size, inode, times of the last changes) or folder (a hash over those of all its files).
+State = tuple[str, tuple[int, ...] | str]
 
 
-def _contents(
-    kind: MediaKind, states: Sequence[State | FolderState | None], settings: MediaSettings
-) -> list[str] | None:
-    """What the file and its subtitles hold; None if they are refused by their first bytes or size: some have no end."""
-    media, *others = states
-    if media is None or None in others:
-        return None
+def _states(path: str, subtitles: str, part: Part) -> list[State | None]:
+    """States of the medium and its subtitles, which change with their contents; None: there is no such file."""
+
+    def state_of(file: str) -> State | None:
+        try:
+            found = os.stat(file)
+        except OSError:
+            return None
+        return file, (found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+
+    medium = state_of(path) if part.folder_fps is None else (path, folder_state(Path(path)))
+    return [medium, *([state_of(subtitles)] if subtitles else [])]
+
+
+def _contents(kind: MediaKind, states: Sequence[State | None], settings: MediaSettings) -> list[str] | None:
+    """Digests of the file and its subtitles; None if they are refused by first bytes or size: some have no end."""
+    found: list[str] = []
     try:
-        if isinstance(media, FolderState):
-            found = [content_of_folder(media, settings.max_video_frames, most_file_bytes(settings))]
-        else:
-            if kind == "image":
-                check_file_size(media[1], media[0], settings)
-            else:
-                judge(Path(media[0]))
-            found = [content_of(media)]
-        for state in others:
-            assert isinstance(state, tuple)
-            if state[1] > settings.max_subtitle_bytes:
+        for number, state in enumerate(states):
+            if state is None:
                 return None
-            found += [Path(state[0]).suffix.lower(), content_of(state)]  # their name says how they are written
+            path, numbers = state
+            if isinstance(numbers, str):
+                limits = settings.max_video_frames, most_file_bytes(settings)
+                found.append(content_of(state, *limits))
+                continue
+            if number:
+                if numbers[0] > settings.max_subtitle_bytes:
+                    return None
+                found.append(Path(path).suffix.lower())  # names their format
+            elif kind == "image":
+                check_file_size(numbers[0], path, settings)
+            else:
+                judge(Path(path))
+            found.append(content_of(state))
         return found
     except (DecodeFailure, SampleError, OSError):
         return None
 
 
+@lru_cache(maxsize=65_536)
+def content_of(state: State, most_frames: int = 0, most_bytes: int = 0) -> str:
+    """SHA-256 of a file, or of the pictures of a folder (within limits); remembered while its state is the same."""
+    path, numbers = Path(state[0]), state[1]
+    if isinstance(numbers, str):
+        return content_of_frames(list_frames(path, path.name, 1.0, most_frames), most_bytes)
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
 def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia | None:
     """The cached medium, if there is one that can be the requested one."""
     entry = store.read(key, most_entry_bytes(most_bytes))
-    if entry is None:
-        return None
     try:
-        return media_of(entry, kind, factor, most_bytes)
+        return None if entry is None else media_of(entry, kind, factor, most_bytes)
     except Damaged:
         store.remove_damaged(key)
         return None
@@ -145,52 +162,18 @@ def _write(store: Store, key: str, media: DecodedMedia) -> bool:
     try:
         outcome = store.write(key, entry_of(media))
         if outcome is Outcome.FULL:
-            say(
+            warn_once(
                 f"cache.folder '{store.folder}' has no room for more frames within cache.max_gb (what this run has "
                 "used is not thrown out): those that do not fit are decoded every time. Raise cache.max_gb, or make "
                 "room with vlm-pg cache prune."
             )
-        return outcome is Outcome.KEPT
+        return outcome is Outcome.STORED
     except OSError as error:  # frames are there all the same
-        say(
+        warn_once(
             f"cache.folder '{store.folder}' cannot be written ({error.strerror or error}): frames are decoded again. "
             "Make room, or lower cache.max_gb."
         )
     return False
-
-
-State = tuple[str, int, int, int, int]
-
-
-@dataclass(frozen=True)
-class FolderState:
-    """A folder of pictures, and a hash of the names, sizes and times of change of all that lies in it."""
-
-    path: str
-    state: str
-
-
-@lru_cache(maxsize=65_536)
-def content_of_folder(folder: FolderState, most_frames: int, most_bytes: int) -> str:
-    """``content_of_frames``; of a folder in which nothing has changed since it is remembered."""
-    path = Path(folder.path)
-    return content_of_frames(list_frames(path, path.name, 1.0, most_frames), most_bytes)
-
-
-@lru_cache(maxsize=65_536)
-def content_of(state: State) -> str:
-    """SHA-256 of a file's content; of one that has not changed since, by its state, it is remembered."""
-    with open_regular(Path(state[0])) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def _state(path: str) -> State | None:
-    """Path, size, inode and times of the last changes; None if there is no such file."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return path, found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 @cache
@@ -228,13 +211,8 @@ def entry_of(media: DecodedMedia) -> Entry:
 def media_of(entry: Entry, kind: MediaKind, factor: int, most_bytes: int) -> DecodedMedia:
     """The medium of an entry.
 
-    Args:
-        entry: of ``entry_of``.
-        kind, factor: what was asked for.
-        most_bytes: of its frames.
-
     Raises:
-        Damaged: it describes no medium of this kind, or a larger one, or its frames do not unpack.
+        Damaged: it describes no medium of this kind, or one of more than ``most_bytes``, or its frames do not unpack.
     """
     try:
         about = entry.about
@@ -278,11 +256,7 @@ def packed(frames: np.ndarray) -> np.ndarray:
 
 
 def unpacked(content: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """The frames of ``packed``.
-
-    Raises:
-        OSError: it unpacks to more or fewer bytes, or to none.
-    """
+    """The frames of ``packed``. Raises OSError: it unpacks to more or fewer bytes, or to none."""
     import pyarrow
 
     size = math.prod(shape)
@@ -293,67 +267,47 @@ def unpacked(content: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     return frames
 
 
-# A folder of pictures is a video that Pillow decodes.
+# A folder of pictures is a video that Pillow decodes. PyAV reads the index of a video for all decoders.
 MadeOf = Literal["image", "video", "folder"]
-_HERE = Path(__file__).parent
-_ALWAYS = ("qwen-vl-utils",)
-# PyAV reads the index of a video for all decoders.
-_OF_KIND: Mapping[MadeOf, tuple[str, ...]] = {
-    "image": ("pillow",),
-    "video": ("av", "torch"),
-    "folder": ("pillow", "torch"),
+_PACKAGES: Mapping[MadeOf, tuple[str, ...]] = {
+    "image": ("qwen-vl-utils", "pillow"),
+    "video": ("qwen-vl-utils", "av", "torch"),
+    "folder": ("qwen-vl-utils", "pillow", "torch"),
 }
 
 
 @cache
 def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
-    """Of media of a kind, JSON values by which frames of the same file and settings can differ.
+    """JSON values by which frames of the same file and settings can differ: our code, libraries, machine.
 
-    Our own code is all of this package: a list of files would miss new ones.
-
-    Args:
-        decoder, device: as in the settings.
+    Our own code is all of this package: a list of files would miss new ones. ``decoder``, ``device``: of the settings.
     """
-    chosen = decoder in ("decord", "torchcodec") and kind != "folder"
-    packages = (*_ALWAYS, *_OF_KIND[kind], *((decoder,) if chosen else ()))
-    return {
-        "code": source_digest(_HERE.glob("*.py")),
+    packages = _PACKAGES[kind]
+    if decoder in ("decord", "torchcodec") and kind != "folder":
+        packages = (*packages, decoder)
+    found: dict[str, Any] = {
+        "code": source_digest(Path(__file__).parent.glob("*.py")),
         "packages": {package: _version(package) for package in packages},
         "machine": platform.machine(),
-        **(_of_video(decoder, device) if kind == "video" else {"pillow": _pillow_libraries()}),
-        **({"instructions": _instructions()} if kind == "folder" else {}),
     }
+    if kind == "video":
+        import av
 
+        found["ffmpeg"] = [av.ffmpeg_version_info, av.library_versions]
+        if decoder == "torchcodec":
+            found["torchcodec's ffmpeg"] = video_decoders.ffmpeg_versions()
+        if device != "cpu":
+            # Frames found in the cache need not start CUDA, unless nothing else names the GPU.
+            models = gpu_models() or [torch.cuda.get_device_name(video_decoders.gpu_number())]
+            found["gpu"] = [*models, *gpu_driver()]
+    else:
+        from PIL import features
 
-def _pillow_libraries() -> dict[str, str | None]:
-    from PIL import features
-
-    return {name: features.version(name) for name in ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")}
-
-
-def _instructions() -> str:
-    import torch
-
-    return str(torch.backends.cpu.get_cpu_capability())
-
-
-def _of_video(decoder: str, device: str) -> dict[str, Any]:
-    import av
-
-    found: dict[str, Any] = {"ffmpeg": [av.ffmpeg_version_info, av.library_versions], "instructions": _instructions()}
-    if decoder == "torchcodec":
-        found["torchcodec's ffmpeg"] = video_decoders.ffmpeg_versions()
-    return found if device == "cpu" else {**found, "gpu": _gpu()}
-
-
-def _gpu() -> list[str]:
-    """A process that finds all frames in the cache need not start CUDA, unless nothing else says what GPU it is."""
-    models = gpu_models()
-    if not models:
-        import torch
-
-        models = [torch.cuda.get_device_name(video_decoders.gpu_number())]
-    return [*models, *gpu_driver()]
+        libraries = ("jpg", "libjpeg_turbo", "webp", "zlib", "zlib_ng")
+        found["pillow"] = {name: features.version(name) for name in libraries}
+    if kind != "image":
+        found["instructions"] = str(torch.backends.cpu.get_cpu_capability())
+    return found
 
 
 def _version(package: str) -> str:

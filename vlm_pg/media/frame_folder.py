@@ -28,8 +28,7 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_regular
 from vlm_pg.media.images import DAMAGED, check_file_size, damaged, read_upright, stored_size
 from vlm_pg.media.paths import EXTENSIONS
-from vlm_pg.media.sampling import check_frame_size, check_length
-from vlm_pg.media.selection import Timeline
+from vlm_pg.media.sampling import Timeline, check_frame_size, check_length
 from vlm_pg.media.settings import MediaSettings
 
 _SUFFIXES = EXTENSIONS["image"]
@@ -42,7 +41,7 @@ _SHOWN = 5
 class FrameFolder:
     """The frames of a folder: frame k, counted from 0, is shown from k / ``fps`` seconds on.
 
-    ``names``: of the pictures, in the order of their numbers. ``name``: what messages call the folder.
+    ``names``: of the pictures, in the order of their numbers. ``name``: of the folder, in messages.
     """
 
     path: Path
@@ -59,23 +58,17 @@ class FrameFolder:
         finally:
             os.close(descriptor)
 
-    def frame_name(self, place: int) -> str:
-        """What messages call a picture."""
-        return f"{self.name}/{printable(self.names[place], 100)}"
+    def frame_name(self, index: int) -> str:
+        """A picture's name in messages."""
+        return f"{self.name}/{printable(self.names[index], 100)}"
 
-    def open_frame(self, folder: int, place: int) -> BinaryIO:
+    def open_frame(self, folder: int, index: int) -> BinaryIO:
         """A picture for reading. Raises DecodeFailure for one that cannot be opened, or is a link or no file."""
-        return open_regular(Path(self.names[place]), folder)
+        return open_regular(Path(self.names[index]), folder)
 
 
 def list_frames(path: Path, name: str, fps: float, most: int) -> FrameFolder:
-    """The frames of a folder, by the names of its files alone.
-
-    Args:
-        path: of the folder.
-        name: what messages call it.
-        fps: pictures a second.
-        most: so many files may lie in it.
+    """The frames of a folder, by the names of its files alone. ``most``: so many files may lie in it.
 
     Raises:
         SampleError: ``bad_frame_folder``, or ``video_too_long`` with more files.
@@ -83,12 +76,18 @@ def list_frames(path: Path, name: str, fps: float, most: int) -> FrameFolder:
     pictures, others = _listed(path, name, most)
     if not pictures:
         raise _fault(name, "holds no numbered picture")
-    numbered = sorted((_number_of(file, name), file) for file in pictures)
-    prefixes = sorted({prefix for (_, prefix), _ in numbered})
+    found: list[tuple[int, str, str]] = []
+    for file in pictures:
+        match = _NUMBERED.fullmatch(Path(file).stem)
+        if match is None:
+            raise _fault(name, f"holds a picture without a number, '{printable(file, 100)}'")
+        found.append((int(match[2]), match[1], file))
+    numbered = [(number, file) for number, _, file in sorted(found)]
+    prefixes = sorted({prefix for _, prefix, _ in found})
     if len(prefixes) > 1:
         shown = " and ".join(f"'{printable(prefix, 40)}...'" for prefix in prefixes[:2])
         raise _fault(name, f"holds pictures of {len(prefixes)} series ({shown})")
-    _check_numbers(name, [(number, file) for (number, _), file in numbered])
+    _check_numbers(name, numbered)
     for other in others:
         if re.match(re.escape(prefixes[0]) + "[0-9]", other):
             raise _fault(name, f"holds '{printable(other, 100)}' among its pictures, which is none by its name")
@@ -121,30 +120,29 @@ def content_of_frames(folder: FrameFolder, most_bytes: int) -> str:
     """SHA-256 over the hashes of all pictures in their order, whatever they are called and however fast they are shown.
 
     Raises:
-        DecodeFailure: one cannot be opened.
-        SampleError: ``bad_frame_folder``: one has more than ``most_bytes``.
+        DecodeFailure, SampleError: one cannot be opened, or (``bad_frame_folder``) has more than ``most_bytes``.
     """
     found = hashlib.sha256()
     with folder.opened() as descriptor:
-        for place in range(len(folder.names)):
-            with folder.open_frame(descriptor, place) as file:
+        for index in range(len(folder.names)):
+            with folder.open_frame(descriptor, index) as file:
                 if os.fstat(file.fileno()).st_size > most_bytes:
-                    raise _fault(folder.name, f"holds '{folder.names[place]}' of more than {most_bytes} bytes")
+                    raise _fault(folder.name, f"holds '{folder.names[index]}' of more than {most_bytes} bytes")
                 found.update(hashlib.file_digest(file, "sha256").digest())  # type: ignore[arg-type]
     return found.hexdigest()
 
 
 def check_one_size(folder: FrameFolder, sizes: Mapping[int, tuple[int, int]]) -> None:
-    """Refuse pictures of several sizes: which one the video has would be a guess. ``sizes``: width, height by place.
+    """Refuse pictures of several sizes: which one the video has would be a guess. ``sizes``: width, height by index.
 
     Raises:
         SampleError: ``bad_frame_folder``.
     """
     first, size = next(iter(sizes.items()))
-    for place, other in sizes.items():
+    for index, other in sizes.items():
         if other != size:
             shown = (
-                f"'{folder.names[first]}' has {size[0]}x{size[1]} pixels, '{folder.names[place]}' {other[0]}x{other[1]}"
+                f"'{folder.names[first]}' has {size[0]}x{size[1]} pixels, '{folder.names[index]}' {other[0]}x{other[1]}"
             )
             raise _fault(folder.name, f"holds pictures of several sizes: {shown}")
 
@@ -178,14 +176,6 @@ def _listed(path: Path, name: str, most: int) -> tuple[list[str], list[str]]:
     return pictures, others
 
 
-def _number_of(file: str, name: str) -> tuple[int, str]:
-    """The number a picture's name ends in, and what stands before it."""
-    found = _NUMBERED.fullmatch(Path(file).stem)
-    if found is None:
-        raise _fault(name, f"holds a picture without a number, '{printable(file, 100)}'")
-    return int(found[2]), found[1]
-
-
 def _check_numbers(name: str, numbered: Sequence[tuple[int, str]]) -> None:
     for (number, file), (following, other) in pairwise(numbered):
         if number == following:
@@ -212,11 +202,6 @@ def _fault(name: str, what: str) -> SampleError:
 def survey_folder(path: Path, name: str, settings: MediaSettings, fps: float) -> tuple[FrameFolder, Timeline]:
     """The frames of a folder and when they are shown. The header of every picture is read, none is decoded.
 
-    Args:
-        path, name: of the folder.
-        settings: limits.
-        fps: pictures a second.
-
     Raises:
         SampleError: as ``list_frames``; ``video_too_long``, ``video_too_large``, or what is wrong with a picture.
     """
@@ -225,33 +210,23 @@ def survey_folder(path: Path, name: str, settings: MediaSettings, fps: float) ->
     check_length(name, end, settings)
     sizes: dict[int, tuple[int, int]] = {}
     with folder.opened() as descriptor:
-        for place in range(len(folder.names)):
-            sizes[place] = _size(folder, descriptor, place, settings)
-            if place == 0:
+        for index in range(len(folder.names)):
+            picture = folder.frame_name(index)
+            try:
+                with folder.open_frame(descriptor, index) as file, reading(DAMAGED):
+                    check_file_size(os.fstat(file.fileno()).st_size, picture, settings)
+                    sizes[index] = stored_size(file, picture, settings)
+            except DecodeFailure as error:
+                raise damaged(picture, error) from error
+            if index == 0:
                 check_frame_size(name, *sizes[0], settings)
     check_one_size(folder, sizes)
-    seconds = [place / fps for place in range(len(folder.names))]
+    seconds = [index / fps for index in range(len(folder.names))]
     return folder, Timeline.of(seconds, 1 / Fraction(fps), fps, shown_until=end, clock=(0.0, end))
 
 
-def _size(folder: FrameFolder, descriptor: int, place: int, settings: MediaSettings) -> tuple[int, int]:
-    """Width and height as stored."""
-    name = folder.frame_name(place)
-    try:
-        with folder.open_frame(descriptor, place) as file, reading("open", DAMAGED):
-            check_file_size(os.fstat(file.fileno()).st_size, name, settings)
-            return stored_size(file, name, settings)
-    except DecodeFailure as error:
-        raise damaged(name, error) from error
-
-
 class FolderDecoder:
-    """Pictures of a folder as the frames of a video (``Decoder``); Pillow reads them, whatever media.decoder is.
-
-    Args:
-        folder: its frames.
-        settings: limits of images.
-    """
+    """Pictures of a folder as the frames of a video (``Decoder``); Pillow reads them, whatever media.decoder is."""
 
     name = "pillow"
 
@@ -266,25 +241,22 @@ class FolderDecoder:
             SampleError: what is wrong with a picture; ``bad_frame_folder``: they are turned to several sizes.
         """
         with self._folder.opened() as descriptor:
-            pictures = {place: self._picture(descriptor, place) for place in dict.fromkeys(indices)}
-        sizes = {place: (picture.shape[1], picture.shape[0]) for place, picture in pictures.items()}
+            pictures = {index: self._picture(descriptor, index) for index in dict.fromkeys(indices)}
+        sizes = {index: (picture.shape[1], picture.shape[0]) for index, picture in pictures.items()}
         check_one_size(self._folder, dict([self._first] if self._first else []) | sizes)
         self._first = self._first or next(iter(sizes.items()))
-        return np.stack([pictures[place] for place in indices])
+        return np.stack([pictures[index] for index in indices])
 
-    def _picture(self, descriptor: int, place: int) -> np.ndarray:
+    def _picture(self, descriptor: int, index: int) -> np.ndarray:
         """uint8 [height, width, 3], upright, on white."""
-        name = self._folder.frame_name(place)
+        name = self._folder.frame_name(index)
+
+        def check_size(picture: Image.Image) -> None:  # once more: the file may have been replaced
+            check_frame_size(self._folder.name, picture.width, picture.height, self._settings)
+
         try:
-            with self._folder.open_frame(descriptor, place) as file, reading("decode", DAMAGED):
+            with self._folder.open_frame(descriptor, index) as file, reading(DAMAGED):
                 check_file_size(os.fstat(file.fileno()).st_size, name, self._settings)
-                return np.asarray(read_upright(file, name, self._settings, self._judge))
+                return np.asarray(read_upright(file, name, self._settings, check_size))
         except DecodeFailure as error:
             raise damaged(name, error) from error
-
-    def _judge(self, picture: Image.Image) -> None:
-        """Once more: the file may be another one since its header was read."""
-        check_frame_size(self._folder.name, picture.width, picture.height, self._settings)
-
-    def close(self) -> None:
-        """Nothing stays open between reads."""

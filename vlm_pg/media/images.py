@@ -23,7 +23,7 @@ from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_regular
 from vlm_pg.media.sampling import resized_size
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.worker import ask
+from vlm_pg.media.worker import call_in_parent
 from vlm_pg.types import DecodedMedia
 
 FORMATS = ("JPEG", "PNG", "WEBP")
@@ -45,13 +45,7 @@ _UPRIGHT = {
 
 
 def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "") -> DecodedMedia:
-    """The image, upright, on white where it is transparent, resized for the vision tower.
-
-    Args:
-        path: the file.
-        settings: limits and sizes.
-        factor: sides become its multiples.
-        name: what messages call the file.
+    """The image, upright, on white where it is transparent, resized for the vision tower (multiples of ``factor``).
 
     Raises:
         SampleError: ``image_too_large`` (by its header), ``animated_image``, ``corrupt_media``, ``bad_aspect_ratio``,
@@ -59,7 +53,7 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
     """
     name = name or path.name
     try:
-        with open_regular(path) as file, reading("decode", DAMAGED):
+        with open_regular(path) as file, reading(DAMAGED):
             check_file_size(os.fstat(file.fileno()).st_size, name, settings)
             # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
             upright = read_upright(file, name, settings, lambda image: _new_size(image, settings, factor))
@@ -92,21 +86,31 @@ def read_upright(
 ) -> Image.Image:
     """The picture of an open file, RGB, upright, on white.
 
-    Args:
-        file, name: the file, and what messages call it.
-        settings: limits.
-        judge: may refuse it by its header, before its pixels are decoded.
+    ``judge`` may refuse it by its header, before its pixels are decoded.
 
     Raises:
         DecodeFailure, or what the caller's ``reading`` makes one: it is damaged.
         SampleError: ``image_too_large``, ``animated_image``, or of ``judge``.
     """
-    _check_scans(file)
+    file.seek(0)
+    if jpeg_scans(file, MAX_SCANS) > MAX_SCANS:  # Pillow would go through it again and again
+        raise DecodeFailure(f"it has more than {MAX_SCANS} scans, which no encoder writes")
     with _opened(file, name, settings) as image:
-        _check_still(image, name)
+        # Of an animation one frame would be shown. Further pictures in a JPEG (MPO) are no animation.
+        count = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
+        if count > 1:
+            raise SampleError(
+                "animated_image",
+                f"image '{name}' is an animation of {count} frames. Still images are expected, and files of a video "
+                "format for what moves. Convert it to mp4 or webm and name that as a video, or save the frame that is "
+                "meant.",
+            )
         judge(image)
         image.load()
-        return on_white(_turned(image))
+        # Only the orientation is taken from the EXIF data: other tags may be of any type and are not used.
+        orientation: Any = image.getexif().get(_ORIENTATION)
+        turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+        return on_white(image if turn is None else image.transpose(turn))
 
 
 def stored_size(file: BinaryIO, name: str, settings: MediaSettings) -> tuple[int, int]:
@@ -128,7 +132,7 @@ def _opened(file: BinaryIO, name: str, settings: MediaSettings) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise _too_large(name, "more pixels than Pillow opens", settings) from error
     except UnidentifiedImageError as error:  # it names the open file by a number, another one in each process
-        raise DecodeFailure("open", "its content is no image that Pillow knows") from error
+        raise DecodeFailure("its content is no image that Pillow knows") from error
     if image.width * image.height > settings.max_header_pixels:
         raise _too_large(name, f"{image.width}x{image.height} pixels", settings)
     return image
@@ -137,34 +141,7 @@ def _opened(file: BinaryIO, name: str, settings: MediaSettings) -> Image.Image:
 def _new_size(image: Image.Image, settings: MediaSettings, factor: int) -> tuple[int, int]:
     """Height and width to resize to."""
     bounds = settings.image_min_pixels, settings.image_max_pixels
-    return ask(resized_size, image.height, image.width, *bounds, factor)
-
-
-def _check_scans(file: BinaryIO) -> None:
-    """Refuse a JPEG that Pillow would go through again and again."""
-    file.seek(0)
-    if file.read(2) == b"\xff\xd8":
-        file.seek(0)
-        if jpeg_scans(file.read(), MAX_SCANS) > MAX_SCANS:
-            raise DecodeFailure("open", f"it has more than {MAX_SCANS} scans, which no encoder writes")
-
-
-def _check_still(image: Image.Image, name: str) -> None:
-    """Refuse animations, of which one frame would be shown. Further pictures in a JPEG (MPO) are no animation."""
-    count = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
-    if count > 1:
-        raise SampleError(
-            "animated_image",
-            f"image '{name}' is an animation of {count} frames. Still images are expected, and files of a video format "
-            "for what moves. Convert it to mp4 or webm and name that as a video, or save the frame that is meant.",
-        )
-
-
-def _turned(image: Image.Image) -> Image.Image:
-    """Upright. Only the orientation is taken from the EXIF data: other tags may be of any type and are not used."""
-    orientation: Any = image.getexif().get(_ORIENTATION)
-    turn = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    return image if turn is None else image.transpose(turn)
+    return call_in_parent(resized_size, image.height, image.width, *bounds, factor)
 
 
 def on_white(image: Image.Image) -> Image.Image:
@@ -203,7 +180,7 @@ def damaged(name: str, error: DecodeFailure) -> SampleError:
 MAX_SCANS = 32
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
-_ALONE = {0xD8, 0x01}  # markers without a length
+_NO_LENGTH = {0xD8, 0x01}
 
 
 def webp_size(file: BinaryIO) -> tuple[int, int] | None:
@@ -214,30 +191,27 @@ def webp_size(file: BinaryIO) -> tuple[int, int] | None:
         return None
     kind, data = head[12:16], head[20:]
     if kind == b"VP8X":
-        return _little(data[4:7]) + 1, _little(data[7:10]) + 1
+        return int.from_bytes(data[4:7], "little") + 1, int.from_bytes(data[7:10], "little") + 1
     if kind == b"VP8L":
-        bits = _little(data[1:5])
+        bits = int.from_bytes(data[1:5], "little")
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    return _little(data[6:8]) & 0x3FFF, _little(data[8:10]) & 0x3FFF
+    width, height = struct.unpack("<HH", data[6:10])
+    return width & 0x3FFF, height & 0x3FFF
 
 
-def _little(data: bytes) -> int:
-    return int.from_bytes(data, "little")
-
-
-def jpeg_scans(data: bytes, most: int) -> int:
+def jpeg_scans(file: BinaryIO, most: int) -> int:
     """How many scans a JPEG has, counted up to ``most`` + 1; 0 for what is no JPEG."""
-    if not data.startswith(b"\xff\xd8"):
+    if file.read(2) != b"\xff\xd8":
         return 0
-    scans, place = 0, 2
+    data, scans, offset = file.read(), 0, 0
     while scans <= most:
-        marker = _MARKER.search(data, place)
+        marker = _MARKER.search(data, offset)
         if marker is None:
             break
-        code, place = data[marker.start() + 1], marker.end()
+        code, offset = data[marker.start() + 1], marker.end()
         if code == _END_OF_IMAGE:
             break
-        if code not in _ALONE:
-            place += int.from_bytes(data[place : place + 2], "big")
+        if code not in _NO_LENGTH:
+            offset += int.from_bytes(data[offset : offset + 2], "big")
         scans += code == _START_OF_SCAN
     return scans

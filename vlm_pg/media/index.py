@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.coded_pictures import FieldPairs, LateStart, Mpeg4Pictures, ShownOrder
-from vlm_pg.media.container import open_video
 from vlm_pg.media.keyframes import Entry, Syntax, entry, is_looked_into, is_rasl, is_shown, leaves_out, syntax_of
 
 
@@ -21,7 +19,7 @@ class TooManyFrames(DecodeFailure):
 
 @dataclass(frozen=True)
 class EntryPoint:
-    """A picture that decoding may start with. ``dts``: its place in the order of storage; where unknown its pts."""
+    """A picture that decoding may start with. ``dts``: its decoding timestamp; where unknown its pts."""
 
     pts: int
     dts: int
@@ -33,7 +31,7 @@ class VideoIndex:
 
     ``pts``: presentation timestamp of every shown frame, ascending, in units of ``time_base`` seconds.
     ``entries``: where decoding may start, ascending by pts; of each, every frame shown from it on comes out right.
-    ``key_places_agree``: whether every flagged key frame is, say, the tenth frame both as stored and as shown, and
+    ``key_positions_agree``: whether every flagged key frame is, say, the tenth frame both as stored and as shown, and
     really needs no other frame. A decoder that counts from flagged key frames else returns neighbouring frames.
     ``video_reach``, ``reach``: from when until when the video's packets, and those of all streams, go, in seconds.
     ``flags_are_entries``: whether decoding may start with every flagged key frame, those that are cut away included.
@@ -48,7 +46,7 @@ class VideoIndex:
     pts: tuple[int, ...]
     entries: tuple[EntryPoint, ...]
     time_base: Fraction
-    key_places_agree: bool
+    key_positions_agree: bool
     video_reach: tuple[float, float]
     reach: tuple[float, float]
     flags_are_entries: bool
@@ -61,16 +59,16 @@ class VideoIndex:
         """Presentation time of every frame, ascending."""
         return [float(pts * self.time_base) for pts in self.pts]
 
-    def shares_its_time(self, place: int) -> bool:
+    def shares_its_time(self, index: int) -> bool:
         """Whether another frame has the same timestamp."""
-        return self.pts[place] in self.pts[max(0, place - 1) : place] + self.pts[place + 1 : place + 2]
+        return self.pts[index] in self.pts[max(0, index - 1) : index] + self.pts[index + 1 : index + 2]
 
     def check_times_name_frames(self, decoder: str) -> None:
         """Refuse a decoder that knows frames by their times alone, where that does not do. Raises DecodeFailure."""
         if not self.times_hold:
-            raise DecodeFailure("open", f"its packets may carry times of storage, which {decoder} takes for real ones")
+            raise DecodeFailure(f"its packets may carry times of storage, which {decoder} takes for real ones")
         if len(set(self.pts)) < len(self.pts):
-            raise DecodeFailure("open", f"it has frames of equal times, which {decoder} does not tell apart")
+            raise DecodeFailure(f"it has frames of equal times, which {decoder} does not tell apart")
 
 
 @dataclass
@@ -83,12 +81,10 @@ class _Reach:
 
     def add(self, packet: Any) -> None:
         time = packet.dts if packet.pts is None else packet.pts
-        if time is None:
-            return
-        end = time + (packet.duration or 0)
-        if self.first is None:
-            self.first, self.end = time, end
-        self.first, self.end = min(self.first, time), max(self.end, end)
+        if time is not None:
+            end = time + (packet.duration or 0)
+            self.end = end if self.first is None else max(self.end, end)
+            self.first = time if self.first is None else min(self.first, time)
 
     def seconds(self) -> tuple[float, float]:
         base = self.time_base or Fraction(0)
@@ -97,15 +93,15 @@ class _Reach:
 
 @dataclass
 class _Frames:
-    """What is gathered of the video's packets, in the order of storage.
+    """State gathered from the video's packets, in the order of storage.
 
-    ``flagged``: the key frames, each with its place in ``pts`` and what it really is. ``cut``: entry points among the
+    ``flagged``: the key frames, each with its index in ``pts`` and what it really is. ``cut``: entry points among the
     frames that an edit list cuts away, and ``flags_hold`` while these are all that is flagged there. ``all_intra``: the
     codec has no other frames than key frames. ``may_reorder``: it may show pictures in another order than they are
     stored in, and ``in_order`` while none is. ``start``: the first packet, if it is an entry point, and ``first`` what
-    it holds while pictures follow that are shown before it. ``latest``: the latest pts. ``restart``: where the clock
-    went back at an entry point, before which all that is stored is shown: from when to when. ``until``: when the last
-    of them has been shown, and ``ends`` the one stored last.
+    it holds while pictures follow that are shown before it. ``restart``: where the clock went back at an entry point,
+    before which all that is stored is shown: from when to when. ``until``: when the last of them has been shown, and
+    ``ends`` the one stored last.
     """
 
     syntax: Syntax
@@ -139,24 +135,24 @@ class _Frames:
         self.late.follow(packet, coded)
         if not is_shown(bytes(coded[:1]), self.syntax):
             return
-        if self.fields.is_second(coded, packet.is_keyframe):
-            self._lengthen(packet)
-            return
-        if not self.mpeg4.is_frame(coded):  # the picture before it stays on display
+        # a second field, or the picture before it stays on display
+        if self.fields.is_second(coded, packet.is_keyframe) or not self.mpeg4.is_frame(coded):
             self._lengthen(packet)
             return
         if self.fields.is_alone and self.entries:
-            raise DecodeFailure("open", "a picture is stored as two fields, of which one is missing")
+            raise DecodeFailure("a picture is stored as two fields, of which one is missing")
         if packet.pts is None:
             if packet.is_discard or (self.first and is_rasl(bytes(coded), self.syntax)):
                 return
-            raise DecodeFailure("open", "a frame has no presentation timestamp")
+            raise DecodeFailure("a frame has no presentation timestamp")
         looked_at = bytes(coded) if packet.is_keyframe and is_looked_into(self.syntax) else bytes(coded[:1])
         kind = entry(looked_at, packet.is_keyframe, self.syntax)
         if kind is not Entry.NONE:
             point = EntryPoint(packet.pts, packet.pts if packet.dts is None else packet.dts)
-            if self.late.begins and self._all_before(packet.pts):
-                self._forget()
+            is_later = self.latest is not None and self.latest < packet.pts
+            if self.late.begins and not self.entries and not self.cut and is_later:  # the stream begins here
+                self.pts, self.flagged, self.latest, self.until, self.in_order = [], [], None, None, True
+                self.order = ShownOrder(self.syntax)
             if not self.pts and not self.cut:
                 self.start, self.first = point, (bytes(coded), kind)
             (self.cut if packet.is_discard else self.entries).append(point)
@@ -187,19 +183,11 @@ class _Frames:
             return False
         return pts < self.start.pts and leaves_out(*self.first, bytes(coded), self.syntax)
 
-    def _all_before(self, pts: int) -> bool:
-        return not self.entries and not self.cut and self.latest is not None and self.latest < pts
-
-    def _forget(self) -> None:
-        """The stream begins here."""
-        self.pts, self.flagged, self.latest, self.until, self.in_order = [], [], None, None, True
-        self.order = ShownOrder(self.syntax)
-
     def _begin_at(self, first: int) -> None:
-        kept = [place for place, pts in enumerate(self.pts) if pts >= first]
-        moved = {place: new for new, place in enumerate(kept)}
-        self.pts = [self.pts[place] for place in kept]
-        self.flagged = [(moved[place], kind) for place, kind in self.flagged if place in moved]
+        remaining = [index for index, pts in enumerate(self.pts) if pts >= first]
+        new_index = {index: new for new, index in enumerate(remaining)}
+        self.pts = [self.pts[index] for index in remaining]
+        self.flagged = [(new_index[index], kind) for index, kind in self.flagged if index in new_index]
         self.entries = [point for point in self.entries if point.pts >= first]
 
     def _follow_clock(self, pts: int, kind: Entry) -> None:
@@ -215,32 +203,31 @@ class _Frames:
         if self.late.first is not None:
             self._begin_at(self.late.first)
         if not self.pts:
-            raise DecodeFailure("open", "the video stream has no frames")
+            raise DecodeFailure("the video stream has no frames")
         self._doubt_flags()
         self.order.end()
         if self.restart is not None:
             before, after = (float(pts * time_base) for pts in self.restart)
             raise DecodeFailure(
-                "open",
                 f"its clock goes back from {before:.3f} s to {after:.3f} s, as where files are joined byte by byte, so "
-                "times do not tell its frames apart. Remux it with times that go on",
+                "times do not tell its frames apart. Remux it with times that go on"
             )
         shown = sorted(self.pts)
         shared = {pts for pts, after in pairwise(shown) if pts == after}
         entries = self.entries + [point for point in self.cut if point.pts < shown[0]]
-        # the place of an entry point that shares its time is not known, but for the first
+        # the index of an entry point that shares its time is not known, but for the first
         entries = [
             point
             for point in entries
             if (point.pts not in shared or point is self.start)
-            and (self.in_order or self.order.is_at_its_place(point.pts, shown))
+            and (self.in_order or self.order.can_count_from(point.pts, shown))
         ]
         return VideoIndex(
             pts=tuple(shown),
             entries=tuple(sorted(entries, key=lambda point: point.pts)),
             time_base=time_base,
-            key_places_agree=all(
-                kind is Entry.CLEAN and shown[place] == self.pts[place] for place, kind in self.flagged
+            key_positions_agree=all(
+                kind is Entry.CLEAN and shown[index] == self.pts[index] for index, kind in self.flagged
             ),
             video_reach=video_reach,
             reach=reach,
@@ -256,13 +243,7 @@ class _Frames:
             return
         self.cut, self.entries = (self.cut[:1], []) if self.cut else ([], self.entries[:1])
         self.restart = None  # what is stored before one of these may be shown after it
-        self.flagged = [(place, Entry.CLEAN if place == 0 else Entry.NONE) for place, _ in self.flagged]
-
-
-def read_index(path: Path, max_frames: int | None = None) -> VideoIndex:
-    """Read through the file without decoding; see ``index_of``."""
-    with open_video(path) as (container, stream):
-        return index_of(container, stream, max_frames)
+        self.flagged = [(index, Entry.CLEAN if index == 0 else Entry.NONE) for index, _ in self.flagged]
 
 
 def index_of(container: Any, stream: Any, max_frames: int | None = None) -> VideoIndex:
@@ -274,7 +255,7 @@ def index_of(container: Any, stream: Any, max_frames: int | None = None) -> Vide
     """
     import av
 
-    with reading("open", (av.FFmpegError,)):
+    with reading((av.FFmpegError,)):
         coded = stream.codec_context
         syntax = syntax_of(coded.codec.canonical_name, coded.extradata)
         frames = _Frames(syntax, coded.extradata or b"", coded.codec.intra_only, coded.has_b_frames)
@@ -289,7 +270,7 @@ def index_of(container: Any, stream: Any, max_frames: int | None = None) -> Vide
             if number == stream.index:
                 frames.add(packet)
                 if max_frames is not None and len(frames.pts) > max_frames:
-                    raise TooManyFrames("open", f"it has more than {max_frames} frames")
+                    raise TooManyFrames(f"it has more than {max_frames} frames")
         seconds = {number: reach.seconds() for number, reach in reaches.items()}
         starts, ends = zip(*seconds.values()) if seconds else ((0.0,), (0.0,))
         return frames.index(stream.time_base, seconds.get(stream.index, (0.0, 0.0)), (min(starts), max(ends)))
@@ -298,7 +279,7 @@ def index_of(container: Any, stream: Any, max_frames: int | None = None) -> Vide
 def packets(container: Any, *streams: Any) -> Iterator[Any]:
     """The packets of ``streams`` (default: all) as stored, and an empty one of each at the end.
 
-    A stream that is announced late, as MPEG-TS allows, is not read; PyAV has no place for its end marker.
+    A stream that is announced late, as MPEG-TS allows, is not read; PyAV has no position for its end marker.
     """
     demuxer = container.demux(*streams)
     while True:

@@ -9,7 +9,7 @@ RFC 6386 9.1; VP9 Bitstream & Decoding Process Specification 6.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,17 +49,36 @@ def syntax_of(codec: str, extradata: bytes | None) -> Syntax:
     return Syntax(codec)
 
 
-def entry(packet: bytes, is_keyframe: bool, syntax: Syntax) -> Entry:
-    """How decoding may begin with ``packet``; of codecs that are not looked into, as the container's flag says."""
-    if not is_keyframe or not packet:
-        return Entry.NONE
-    judge = _JUDGES.get(syntax.codec)
-    return judge(packet, syntax) if judge else Entry.CLEAN
+_PARSED_CODECS = ("h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vp8", "vp9")
 
 
 def is_looked_into(syntax: Syntax) -> bool:
     """Whether ``entry`` knows better than the container's flag."""
-    return syntax.codec in _JUDGES
+    return syntax.codec in _PARSED_CODECS
+
+
+def entry(packet: bytes, is_keyframe: bool, syntax: Syntax) -> Entry:
+    """How decoding may begin with ``packet``; of codecs that are not looked into, as the container's flag says."""
+    if not is_keyframe or not packet:
+        return Entry.NONE
+    is_intra = True
+    match syntax.codec:
+        case "h264":
+            return _h264(packet, syntax)
+        case "hevc":
+            return _hevc(packet, syntax)
+        case "mpeg4":
+            offset = packet.find(b"\0\0\1\xb6") + 4
+            is_intra = 3 < offset < len(packet) and packet[offset] >> 6 == 0  # vop_coding_type
+        case "mpeg1video" | "mpeg2video":
+            is_intra = mpeg2_kind(packet) == 1
+        case "vp8":
+            is_intra = packet[0] & 1 == 0
+        case "vp9":
+            # frame_marker, two bits of profile, for profile 3 a reserved one, show_existing_frame, frame_type
+            bits = packet[0] << 1 if packet[0] & 0x30 == 0x30 else packet[0]
+            is_intra = bits & 0x0C == 0
+    return Entry.CLEAN if is_intra else Entry.NONE
 
 
 def leaves_out(first: bytes, kind: Entry, leading: bytes, syntax: Syntax) -> bool:
@@ -70,8 +89,8 @@ def leaves_out(first: bytes, kind: Entry, leading: bytes, syntax: Syntax) -> boo
     if syntax.codec == "hevc":
         return is_rasl(leading, syntax)
     if syntax.codec in ("mpeg1video", "mpeg2video"):
-        place = first.find(b"\0\0\1\xb8") + 4  # 25 bits of time, closed_gop
-        return not (3 < place < len(first) - 3 and first[place + 3] & 0x40)
+        offset = first.find(b"\0\0\1\xb8") + 4  # 25 bits of time, closed_gop
+        return not (3 < offset < len(first) - 3 and first[offset + 3] & 0x40)
     return syntax.codec == "mpeg4" or kind is Entry.OPEN
 
 
@@ -83,8 +102,8 @@ def is_rasl(packet: bytes, syntax: Syntax) -> bool:
 
 def mpeg2_kind(packet: bytes) -> int:
     """The picture_coding_type of MPEG-1 and -2: 1 to 3 for I, P and B; 0 where there is no picture."""
-    place = packet.find(b"\0\0\1\0") + 4
-    return packet[place + 1] >> 3 & 7 if 3 < place < len(packet) - 1 else 0
+    offset = packet.find(b"\0\0\1\0") + 4
+    return packet[offset + 1] >> 3 & 7 if 3 < offset < len(packet) - 1 else 0
 
 
 def is_shown(packet: bytes, syntax: Syntax) -> bool:
@@ -98,8 +117,7 @@ def _h264(packet: bytes, syntax: Syntax) -> Entry:
         kind = unit[0] & 0x1F
         if kind == 5:
             return Entry.CLEAN
-        if kind == 6 and _recovers_at_once(unit):
-            recovers = True
+        recovers |= kind == 6 and _recovers_at_once(unit)
         if kind in (1, 2):
             return Entry.OPEN if recovers else Entry.NONE
     return Entry.NONE
@@ -113,52 +131,18 @@ def _hevc(packet: bytes, syntax: Syntax) -> Entry:
     return Entry.NONE
 
 
-def _mpeg4(packet: bytes, syntax: Syntax) -> Entry:
-    place = packet.find(b"\0\0\1\xb6") + 4
-    return _clean_if(3 < place < len(packet) and packet[place] >> 6 == 0)  # vop_coding_type: intra
-
-
-def _mpeg2(packet: bytes, syntax: Syntax) -> Entry:
-    return _clean_if(mpeg2_kind(packet) == 1)  # intra
-
-
-def _vp8(packet: bytes, syntax: Syntax) -> Entry:
-    return _clean_if(packet[0] & 1 == 0)
-
-
-def _vp9(packet: bytes, syntax: Syntax) -> Entry:
-    # frame_marker, two bits of profile, for profile 3 a reserved one, show_existing_frame, frame_type
-    bits = packet[0] << 1 if packet[0] & 0x30 == 0x30 else packet[0]
-    return _clean_if(bits & 0x0C == 0)
-
-
-def _clean_if(is_intra: bool) -> Entry:
-    return Entry.CLEAN if is_intra else Entry.NONE
-
-
-_JUDGES: dict[str, Callable[[bytes, Syntax], Entry]] = {
-    "h264": _h264,
-    "hevc": _hevc,
-    "mpeg4": _mpeg4,
-    "mpeg1video": _mpeg2,
-    "mpeg2video": _mpeg2,
-    "vp8": _vp8,
-    "vp9": _vp9,
-}
-
-
 def units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
     """The first units of a packet (their beginnings are enough), without those of no byte."""
-    place = 0
+    offset = 0
     for _ in range(MAX_UNITS):
         if length_bytes:
-            start = place + length_bytes
-            place = start + int.from_bytes(packet[place:start], "big")
+            start = offset + length_bytes
+            offset = start + int.from_bytes(packet[offset:start], "big")
         else:
-            start = packet.find(_START_CODE, place) + 3
+            start = packet.find(_START_CODE, offset) + 3
             if start == 2:
                 return
-            place = start
+            offset = start
         if start >= len(packet):
             return
         yield packet[start : start + 1024]
@@ -167,19 +151,19 @@ def units(packet: bytes, length_bytes: int) -> Iterator[bytes]:
 def _recovers_at_once(unit: bytes) -> bool:
     """Whether an SEI unit says that pictures are right from this one on (a recovery point of zero frames)."""
     data = unit[1:].replace(b"\0\0\3", b"\0\0")
-    place = 0
-    while place + 2 <= len(data) and data[place] != 0x80:
-        kind, place = _ff_number(data, place)
-        size, place = _ff_number(data, place)
-        if kind == _SEI_RECOVERY_POINT and place < len(data):
-            return bool(data[place] & 0x80)  # recovery_frame_cnt as Exp-Golomb: a first bit of 1 is zero frames
-        place += size
+    offset = 0
+    while offset + 2 <= len(data) and data[offset] != 0x80:
+        kind, offset = _ff_number(data, offset)
+        size, offset = _ff_number(data, offset)
+        if kind == _SEI_RECOVERY_POINT and offset < len(data):
+            return bool(data[offset] & 0x80)  # recovery_frame_cnt as Exp-Golomb: a first bit of 1 is zero frames
+        offset += size
     return False
 
 
-def _ff_number(data: bytes, place: int) -> tuple[int, int]:
-    """A number written as a run of 255s and a last byte, and the place behind it."""
+def _ff_number(data: bytes, offset: int) -> tuple[int, int]:
+    """A number written as a run of 255s and a last byte, and the offset after it."""
     value = 0
-    while place < len(data) and data[place] == 255:
-        value, place = value + 255, place + 1
-    return (value + data[place], place + 1) if place < len(data) else (value, place)
+    while offset < len(data) and data[offset] == 255:
+        value, offset = value + 255, offset + 1
+    return (value + data[offset], offset + 1) if offset < len(data) else (value, offset)

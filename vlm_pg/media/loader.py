@@ -19,11 +19,11 @@ from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef
 
 if TYPE_CHECKING:
-    from vlm_pg.media.probe import MediaFacts
+    from vlm_pg.media.decode_file import MediaFacts
 
 POLL_SECONDS = 0.2
 _DECODE_MODULE = "vlm_pg.media.decode_file"
-_KEEPING_MODULES = ("vlm_pg.media.frame_cache", "av", "PIL.features", "pyarrow", "xxhash", "safetensors.numpy")
+_CACHE_MODULES = ("vlm_pg.media.frame_cache", "av", "PIL.features", "pyarrow", "xxhash", "safetensors.numpy")
 
 
 class Ticket:
@@ -35,11 +35,8 @@ class Ticket:
     def result(self, should_stop: Callable[[], bool] = lambda: False) -> list[DecodedMedia | SampleError]:
         """The medium or the fault of each reference, in order.
 
-        Args:
-            should_stop: called several times a second; True ends the wait.
-
         Raises:
-            InterruptedError: ``should_stop`` returned True. Decoding continues, and ``result`` may be called again.
+            InterruptedError: ``should_stop``, polled, returned True. Decoding goes on; ``result`` may be called again.
             RuntimeError: a bug of the program surfaced in a worker.
         """
         pending = {item for item in self._futures if isinstance(item, Future)}
@@ -62,15 +59,15 @@ def import_decoding() -> None:
     import_module("qwen_vl_utils.vision_process")
 
 
-def decoding_pool(settings: MediaSettings, kept: CacheSettings | None = None) -> WorkerPool | None:
-    """The worker processes that the settings ask for, which start with the first file; None for ``workers=0``.
+def decoding_pool(settings: MediaSettings, cache_settings: CacheSettings | None = None) -> WorkerPool | None:
+    """The worker processes of the settings, which start with the first file; None for ``workers=0``.
 
-    ``kept``: the cache that their loaders use, if any: its modules are then imported before workers are forked.
+    ``cache_settings``: of their loaders' cache, if any: its modules are then imported before workers are forked.
     """
     if not settings.workers:
         return None
-    keeps = kept is not None and kept.folder is not None and kept.frames
-    modules = (_DECODE_MODULE, *(_KEEPING_MODULES if keeps else ()))
+    has_cache = cache_settings is not None and cache_settings.folder is not None and cache_settings.frames
+    modules = (_DECODE_MODULE, *(_CACHE_MODULES if has_cache else ()))
     memory, gpu = settings.worker_memory_bytes, settings.decoder_device == "cuda"
     return WorkerPool(settings.workers, settings.deadline_seconds, modules, memory, gpu)
 
@@ -79,17 +76,16 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
     """Decodes media files of one data root, in worker processes or (``workers=0``, for debugging) in this one.
 
     Args:
-        settings: frames, sizes, limits, workers.
         root: the data root; only files below it are read.
         allow_remote: whether http and https URLs are downloaded.
         factor: patch size times merge size of the vision tower; sides of frames become its multiples.
         pool: of ``decoding_pool``, for several loaders, whose owner closes it; by default this one has its own.
         subtitles: whether those that a record names are read too.
-        kept: the cache of frames; None: every file is decoded every time.
+        cache_settings: of the frame cache; None: every file is decoded every time.
 
     Raises:
-        ConfigError: the cache's folder cannot be used, the data root is not a folder, or the decoder that is demanded
-            does not run here.
+        ConfigError: the cache's folder cannot be used, the data root is not a folder, or the configured decoder does
+            not run here.
     """
 
     def __init__(
@@ -100,11 +96,11 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         factor: int = 28,
         pool: WorkerPool | None = None,
         subtitles: bool = True,
-        kept: CacheSettings | None = None,
+        cache_settings: CacheSettings | None = None,
     ):
-        if kept is not None and kept.folder is not None:
-            open_folder(kept.folder)
-        self._kept = kept
+        if cache_settings is not None and cache_settings.folder is not None:
+            open_folder(cache_settings.folder)
+        self._cache_settings = cache_settings
         if not root.is_dir():
             raise ConfigError(
                 f"data.media_root is '{root}', which is not a folder. The folder that the media paths of the records "
@@ -120,27 +116,27 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         self._reads_subtitles = subtitles
         self._settings, self._root, self._allow_remote, self._factor = settings, root, allow_remote, factor
         self._owns_pool = pool is None
-        self._pool = decoding_pool(settings, kept) if pool is None else pool
+        self._pool = decoding_pool(settings, cache_settings) if pool is None else pool
 
     def submit(self, refs: Sequence[MediaRef]) -> Ticket:
         """Start decoding in the background (with ``workers=0``: decode now)."""
-        module, function = "vlm_pg.media.frame_cache", "load_file"
-        return Ticket([self._submitted(ref, module, function, self._kept, BEGAN) for ref in refs])
+        last = "vlm_pg.media.frame_cache", "load_file", self._cache_settings, BEGAN
+        return Ticket([self._submitted(ref, *last) for ref in refs])
 
     def load(self, refs: Sequence[MediaRef]) -> list[DecodedMedia | SampleError]:
         """Decode and wait."""
         return self.submit(refs).result()
 
-    def keep(self, ref: MediaRef) -> Future[bool] | SampleError:
-        """Have the frames of a medium in the cache, without bringing them here (with ``workers=0``: now).
+    def store(self, ref: MediaRef) -> Future[bool] | SampleError:
+        """Put the frames of a medium into the cache, without returning them (with ``workers=0``: now).
 
-        Whether they are there: what a URL names is not kept, nor what has no room.
+        True once they are there; media of URLs are not stored, nor what has no room.
         """
-        return self._submitted(ref, "vlm_pg.media.frame_cache", "keep_file", self._kept, BEGAN)
+        return self._submitted(ref, "vlm_pg.media.frame_cache", "store_file", self._cache_settings, BEGAN)
 
     def probe(self, ref: MediaRef, decode: bool = False) -> Future[MediaFacts] | SampleError:
         """What a medium is, by ``probe_file`` (with ``workers=0``: now)."""
-        return self._submitted(ref, "vlm_pg.media.probe", "probe_file", decode)
+        return self._submitted(ref, "vlm_pg.media.decode_file", "probe_file", decode)
 
     @property
     def workers(self) -> int:
@@ -157,7 +153,7 @@ class MediaLoader(AbstractContextManager["MediaLoader"]):
         except SampleError as error:
             return error
         import_decoding()
-        from vlm_pg.media.selection import Part
+        from vlm_pg.media.sampling import Part
 
         call = getattr(import_module(module), function)
         args = (ref.kind, path, self._settings, self._factor, Part.of(ref), subtitles, *last)

@@ -7,7 +7,7 @@ import re
 import string
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol, get_args
+from typing import get_args
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 from vlm_pg.data.prepared import read_manifest
@@ -23,20 +23,6 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEME_CHARS = string.ascii_letters + string.digits + "+.-"
 
 
-class Named(Protocol):
-    """A file that a record names: a medium, or the subtitles of one."""
-
-    @property
-    def kind(self) -> str:
-        """A key of ``EXTENSIONS``."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """As the record writes it."""
-        ...
-
-
 @dataclass(frozen=True)
 class SubtitlesRef:
     """The file of subtitles that a record names; confined like media."""
@@ -45,23 +31,22 @@ class SubtitlesRef:
     kind: str = "subtitles"
 
 
+Ref = MediaRef | SubtitlesRef
+
+
 def is_url(path: str) -> bool:
-    """Whether a record's path names no file, but something that is fetched."""
+    """Whether a record's path is a URL."""
     return _SCHEME.match(path.removeprefix("file://")) is not None
 
 
-def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
+def resolve(ref: Ref, root: Path, allow_remote: bool = False) -> str:
     """The absolute path of the file ``ref`` names, or its URL where remote media are allowed.
 
-    Args:
-        ref: its path is relative to ``root``, absolute (inside ``root``), ``file://`` plus a path, or a URL.
-        root: the data root; nothing outside of it is read, links resolved.
-        allow_remote: whether http and https URLs are accepted.
+    Its path is relative to the data root, absolute inside of it, ``file://`` plus a path, or a URL; links are resolved.
+    A video with ``folder_fps`` must be a folder; its files are judged where they are read.
 
     Raises:
         SampleError: ``remote_media``, ``outside_root``, ``missing_media`` or ``unsupported_media``.
-
-    A video with ``folder_fps`` must be a folder; its files are judged where they are read.
     """
     text = ref.path.removeprefix("file://")
     scheme = _SCHEME.match(text)
@@ -76,7 +61,15 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
                 "https URLs only with data.allow_remote=true. Download the file, or set that option.",
             )
         return _remote(ref, text)
-    path = _inside(ref, text, root)
+    real_root = root.resolve()
+    path = _safely(ref, (real_root / text).resolve)
+    if not path.is_relative_to(real_root):
+        raise SampleError(
+            "outside_root",
+            f"{_role(ref)} path '{_shown(ref.path)}' leaves the data root '{root}' once '..' and links are resolved. "
+            "Only files below that folder are read. Move the file there, or set data.media_root to a folder that holds "
+            "them all.",
+        )
     if not _safely(ref, path.exists):
         raise SampleError(
             "missing_media",
@@ -100,10 +93,7 @@ def resolve(ref: Named, root: Path, allow_remote: bool = False) -> str:
 
 
 def _prepared_from(root: Path) -> str:
-    """Where the media were when a set was prepared, if its own folder was taken for theirs.
-
-    For the message only: a data set from elsewhere must not choose which folders are read.
-    """
+    """Advice where a set's own folder was taken for that of its media. A data set must not choose folders itself."""
     written = (read_manifest(root) or {"arguments": {}})["arguments"].get("media_root")
     if not isinstance(written, str) or Path(written) == root.resolve():
         return ""
@@ -114,7 +104,7 @@ def _prepared_from(root: Path) -> str:
     )
 
 
-def _no_folder(ref: Named, what: str) -> SampleError:
+def _no_folder(ref: Ref, what: str) -> SampleError:
     return SampleError(
         "unsupported_media",
         f"media path '{_shown(ref.path)}' {what}, and its record has 'folder_fps'. That is for a folder of numbered "
@@ -122,7 +112,7 @@ def _no_folder(ref: Named, what: str) -> SampleError:
     )
 
 
-def _remote(ref: Named, text: str) -> str:
+def _remote(ref: Ref, text: str) -> str:
     try:
         url = checked_url(text)
         _check_extension(ref, PurePosixPath(url_path(url)).suffix)
@@ -135,24 +125,10 @@ def _remote(ref: Named, text: str) -> str:
     return url
 
 
-def _inside(ref: Named, text: str, root: Path) -> Path:
-    """The resolved path, refused when it leaves the root."""
-    real_root = root.resolve()
-    path = _safely(ref, (real_root / text).resolve)
-    if not path.is_relative_to(real_root):
-        raise SampleError(
-            "outside_root",
-            f"{_role(ref)} path '{_shown(ref.path)}' leaves the data root '{root}' once '..' and links are resolved. "
-            "Only files below that folder are read. Move the file there, or set data.media_root to a folder that holds "
-            "them all.",
-        )
-    return path
-
-
-def _safely(ref: Named, ask):  # type: ignore[no-untyped-def]
+def _safely(ref: Ref, query):  # type: ignore[no-untyped-def]
     """Query the file system; a path it cannot look up (too long, a NUL, a loop of links) is a missing file."""
     try:
-        return ask()
+        return query()
     except (OSError, ValueError, RuntimeError) as error:
         # errors of the file system repeat the path; a loop of links is a RuntimeError that does
         why = error if isinstance(error, ValueError) else getattr(error, "strerror", None) or "a loop of links"
@@ -163,7 +139,7 @@ def _safely(ref: Named, ask):  # type: ignore[no-untyped-def]
         ) from error
 
 
-def _check_extension(ref: Named, suffix: str) -> None:
+def _check_extension(ref: Ref, suffix: str) -> None:
     known, is_medium = EXTENSIONS[ref.kind], _role(ref) == "media"
     if suffix.lower() not in known:
         files, mend = (f"A {ref.kind}", "data_type") if is_medium else (ref.kind.capitalize(), "the path")
@@ -174,17 +150,17 @@ def _check_extension(ref: Named, suffix: str) -> None:
         )
 
 
-def _role(ref: Named) -> str:
+def _role(ref: Ref) -> str:
     """The kind of a path in messages."""
     return "media" if ref.kind in get_args(MediaKind) else ref.kind
 
 
 def _shown(text: str) -> str:
     """The path for a message; of a URL in it, wherever it begins, without its secrets."""
-    place = text.find("://", len("file://") if text.startswith("file://") else 0)
-    if place < 0:
+    colon = text.find("://", len("file://") if text.startswith("file://") else 0)
+    if colon < 0:
         return _short(text)
-    start = len(text[:place].rstrip(_SCHEME_CHARS))
+    start = len(text[:colon].rstrip(_SCHEME_CHARS))
     return _short(text[:start]) + shown_url(text[start:])
 
 
@@ -236,7 +212,9 @@ def checked_url(url: str) -> str:
     except BadUrl:
         raise
     except ValueError as error:  # a port out of range, a label that is empty, too long or of lone surrogates
-        raise BadUrl(f"its host, port or path is not valid ({_kind(error)})") from error
+        label = "a label is empty or longer than 63 characters, or something cannot be written in ASCII"
+        why = label if isinstance(error, UnicodeError) else "a port is a number up to 65535"  # without the text itself
+        raise BadUrl(f"its host, port or path is not valid ({why})") from error
     return urlunsplit((parts.scheme.lower(), netloc, path, query, ""))
 
 
@@ -271,7 +249,7 @@ def shown_url(url: str) -> str:
     query = "?..." if parts.query else ""
     netloc, path = parts.netloc.rpartition("@")[2], parts.path
     if "@" in url and _PORT.fullmatch(netloc) is None:
-        netloc, path = "", "/..."  # a user name and password that are written in another place
+        netloc, path = "", "/..."  # a user name and password outside of the netloc
     return printable(f"{parts.scheme}://{netloc}{path}{query}", 200)
 
 
@@ -280,10 +258,3 @@ def _split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError as error:  # "http://[::1/x.mp4"
         raise BadUrl("it does not parse as a URL") from error
-
-
-def _kind(error: ValueError) -> str:
-    """What went wrong, without the text it went wrong on."""
-    if isinstance(error, UnicodeError):
-        return "a label is empty or longer than 63 characters, or something cannot be written in ASCII"
-    return "a port is a number up to 65535"

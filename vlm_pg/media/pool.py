@@ -31,9 +31,9 @@ class _Call(Task):
     def answered(self, answer: bytes) -> None:
         content = io.BytesIO(answer)
         kind, value = pickle.load(content)
-        if kind == "said":  # before its answer
+        if kind == "warnings":  # before its answer
             for note in value:
-                notes.say(note)
+                notes.warn_once(note)
             kind, value = pickle.load(content)
         if kind == "done":
             self.settle(value)
@@ -69,14 +69,13 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
     """Runs calls in worker processes, which start with the first call or with ``start``.
 
     Args:
-        workers: number of processes, at least 1.
         deadline_seconds: a call that takes longer is given up: its worker is killed and replaced.
         modules: imported before the first call.
         memory_bytes: memory a worker may take beyond that; 0 for no limit.
         gpu: whether workers see this process's GPUs.
 
-    ``submit`` returns a future. Its exception is a SampleError ``decode_timeout`` or
-    ``decoder_crashed``, the SampleError the function raised, or a RuntimeError with the traceback of a bug.
+    Exceptions of a future are a SampleError ``decode_timeout`` or ``decoder_crashed``, the SampleError the function
+    raised, or a RuntimeError with the traceback of a bug.
     """
 
     def __init__(
@@ -102,10 +101,9 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         """Start the processes in the background, unless they run."""
         with self._lock:
             if self._pool is None and not self._closing:
-                deadline = self._deadline_seconds
-                arguments = (deadline, self._memory_bytes)
-                template = Template(self._modules, "vlm_pg.media.worker:main", arguments, deadline, self._gpu)
-                pool = Pool(template, deadline, "decoding workers", worker.answered)
+                deadline, main = self._deadline_seconds, "vlm_pg.media.worker:main"
+                template = Template(self._modules, main, (deadline, self._memory_bytes), deadline, self._gpu)
+                pool = Pool(template, deadline, "decoding workers", worker.outcome_of)
                 thread = threading.Thread(target=self._serve, args=(pool,), name="vlm_pg-media-pool", daemon=True)
                 try:
                     pool.grow(self._num_workers)
@@ -176,7 +174,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
         cause: BaseException = RuntimeError("the pool of decoding workers was closed before this file was decoded")
         try:
             while not self._closing:
-                if pool.turn(also=[self._wake_read]):
+                if pool.poll(also=[self._wake_read]):
                     self._wake_read.recv(4096)
                 if pool.has_been_ready:
                     self._is_ready.set()

@@ -69,7 +69,7 @@ def _fetch(url: str, file: IO[bytes], settings: MediaSettings) -> None:
 
 
 def _check_whole(response: Any) -> None:
-    """Refuse answers whose bytes are not the file's, in order and all of them."""
+    """Refuse responses whose bytes are not the whole file's."""
     if response.status not in (200, 203):
         raise http.client.HTTPException(f"the server answers {response.status}, not 200 and the whole file")
     for name, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
@@ -126,7 +126,7 @@ def connect(host: str, port: int, timeout_seconds: float, may_be_private: bool) 
 
     Raises:
         PrivateAddress: one of the host's addresses is not public.
-        OSError: nobody answers.
+        OSError: no address answers.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     if not may_be_private:
@@ -157,24 +157,11 @@ def opener(private_hosts: Collection[str]) -> urllib.request.OpenerDirector:
     """
     allowed = frozenset(host.lower() for host in private_hosts)
     director = urllib.request.OpenerDirector()
-    own = (_Http(allowed), _Https(allowed), _Redirects())
+    own = (_Handler(allowed), _Redirects())
     errors = (urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor())
     for handler in (urllib.request.ProxyHandler(), *own, *errors):
         director.add_handler(handler)
     return director
-
-
-def _judge(request: urllib.request.Request, allowed: Collection[str]) -> bool:
-    """Whether the connection may go to any address: to an allowed host, or to a proxy."""
-    host = host_of(request.full_url)
-    if host in allowed:
-        return True
-    proxied = request.has_proxy() or getattr(request, "_tunnel_host", None) is not None
-    if proxied and _is_private_name(host):
-        raise PrivateAddress(
-            f"host '{host}' is not public. Public addresses are allowed, and hosts named in media.remote_private_hosts"
-        )
-    return proxied
 
 
 def _is_private_name(host: str) -> bool:
@@ -191,7 +178,7 @@ def _is_private_name(host: str) -> bool:
 
 
 class _Response(http.client.HTTPResponse):
-    """Refuses chunks of negative size: at -1 Python would read without limit, however few bytes were requested."""
+    """Refuses chunks of negative size: at -1 Python would read without limit."""
 
     def _read_next_chunk_size(self) -> int:
         size: int = super()._read_next_chunk_size()  # type: ignore[misc]
@@ -200,13 +187,27 @@ class _Response(http.client.HTTPResponse):
         return size
 
 
-class _Http(urllib.request.HTTPHandler):
+class _Handler(urllib.request.AbstractHTTPHandler):
+    """Opens http and https; hosts that are not ``allowed`` by name, and not proxied, must have public addresses."""
+
     def __init__(self, allowed: Collection[str]):
         super().__init__()
         self._allowed = allowed
 
+    def _may_be_private(self, request: urllib.request.Request) -> bool:
+        host = host_of(request.full_url)
+        if host in self._allowed:
+            return True
+        proxied = request.has_proxy() or getattr(request, "_tunnel_host", None) is not None
+        if proxied and _is_private_name(host):
+            raise PrivateAddress(
+                f"host '{host}' is not public. Public addresses are allowed, and hosts named in "
+                "media.remote_private_hosts"
+            )
+        return proxied
+
     def http_open(self, req: urllib.request.Request) -> Any:
-        private = _judge(req, self._allowed)
+        private = self._may_be_private(req)
 
         class Connection(http.client.HTTPConnection):
             response_class = _Response
@@ -216,14 +217,8 @@ class _Http(urllib.request.HTTPHandler):
 
         return self.do_open(Connection, req)
 
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, allowed: Collection[str]):
-        super().__init__()
-        self._allowed = allowed
-
     def https_open(self, req: urllib.request.Request) -> Any:
-        private = _judge(req, self._allowed)
+        private = self._may_be_private(req)
 
         class Connection(http.client.HTTPSConnection):
             response_class = _Response
@@ -236,6 +231,8 @@ class _Https(urllib.request.HTTPSHandler):
                 self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=name)
 
         return self.do_open(Connection, req)
+
+    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
 
 
 class _Redirects(urllib.request.BaseHandler):

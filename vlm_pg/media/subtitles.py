@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import html
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -20,7 +19,7 @@ from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import open_regular
 from vlm_pg.media.paths import url_path
 from vlm_pg.media.remote import download
-from vlm_pg.media.selection import Part, Timeline
+from vlm_pg.media.sampling import Part, Timeline
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import Cue
 
@@ -49,7 +48,13 @@ def read_subtitles(path: str, name: str, settings: MediaSettings) -> tuple[Cue, 
             suffix = Path(path).suffix
         if len(data) > settings.max_subtitle_bytes:
             raise Fault(f"are larger than media.max_subtitle_bytes={settings.max_subtitle_bytes}")
-        return _cues(_decoded(data), suffix.lower().removeprefix("."))
+        encoding = "utf-16" if data.startswith(_UTF16) else "utf-8-sig"
+        try:
+            text = data.decode(encoding)
+        except UnicodeDecodeError as error:
+            why = f"are not text in {encoding.upper().removesuffix('-SIG')} (byte {error.start})"
+            raise Fault(why) from error
+        return _cues(text, suffix.lower().removeprefix("."))
     except (Fault, DecodeFailure, OSError) as error:
         why = str(error) if isinstance(error, Fault) else f"cannot be read: {error}"
         raise SampleError(
@@ -62,18 +67,15 @@ def read_subtitles(path: str, name: str, settings: MediaSettings) -> tuple[Cue, 
 def cues_within(cues: Sequence[Cue], part: Part, timeline: Timeline) -> tuple[Cue, ...]:
     """The subtitles that are shown at some time of the clip, at one of the moments, or during the whole video.
 
-    Args:
-        cues: all that the file has, in seconds on a player's clock, which begins with the first sound or picture.
-        part: what of the video is shown.
-        timeline: when its frames are shown, and when that clock begins and ends.
+    ``cues`` are all of the file's, in seconds on a player's clock, which begins with the first sound or picture.
 
     Returns:
-        Those of the part, in seconds since the first frame; what is said before it, at 0. Without a start or an end it
+        Those of the part, in seconds since the first frame; of speech before it, at 0. Without a start or an end it
         goes to where the file does: sound may begin before the first picture and go on after the last one.
     """
     moved = [Cue(cue.start + timeline.clock_zero, cue.end + timeline.clock_zero, cue.text) for cue in cues]
     if part.times:
-        shown = [cue for cue in moved if _covers_one(cue, part.times)]
+        shown = [cue for cue in moved if any(cue.start <= time < cue.end or time == cue.start for time in part.times)]
     else:
         start = timeline.clock_zero if part.start is None else part.start
         last = max(timeline.end, timeline.clock_end)
@@ -82,22 +84,9 @@ def cues_within(cues: Sequence[Cue], part: Part, timeline: Timeline) -> tuple[Cu
     return tuple(Cue(max(0.0, cue.start), max(0.0, cue.end), cue.text) for cue in shown)
 
 
-def _covers_one(cue: Cue, times: Sequence[float]) -> bool:
-    place = bisect_left(times, cue.start)
-    return place < len(times) and (times[place] < cue.end or times[place] == cue.start)
-
-
-def _decoded(data: bytes) -> str:
-    encoding = "utf-16" if data.startswith(_UTF16) else "utf-8-sig"
-    try:
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise Fault(f"are not text in {encoding.upper().removesuffix('-SIG')} (byte {error.start})") from error
-
-
 def _cues(text: str, kind: str) -> tuple[Cue, ...]:
     # Files that were put together have such marks in between.
-    lines = lines_of(text.replace("\ufeff", "").lstrip(" \t\r\n"))
+    lines = _LINE_END.split(text.replace("\ufeff", "").lstrip(" \t\r\n"))
     read, plain = (read_vtt, plain_vtt) if kind == "vtt" else (read_srt, plain_srt)
     cues = [Cue(one.start / 1000, one.end / 1000, plain("\n".join(one.lines))) for one in read(lines)]
     for cue in cues:
@@ -106,7 +95,7 @@ def _cues(text: str, kind: str) -> tuple[Cue, ...]:
     return tuple(sorted((cue for cue in cues if cue.text), key=lambda cue: (cue.start, cue.end)))
 
 
-_LINE_END = re.compile(r"\r\n|\r|\n")
+_LINE_END = re.compile(r"\r\n|\r|\n")  # as in WebVTT: a form feed or U+2028 stays within its line
 _NUMBER = re.compile(r"\s*(\d{1,9})\s*", re.ASCII)
 # A fraction of three digits, or of zeros: FFmpeg takes ",50" for 0.050 s, pysubs2 for 0.500 s, and there are tools that
 # count frames in it. The position of the text may follow the times (X1:40 in SubRip, align:start in WebVTT).
@@ -139,11 +128,6 @@ class Written:
     lines: list[str] = field(default_factory=list)
 
 
-def lines_of(text: str) -> list[str]:
-    """Lines as WebVTT ends them: a form feed or U+2028 stays within its line."""
-    return _LINE_END.split(text)
-
-
 def read_srt(lines: Sequence[str]) -> list[Written]:
     """The subtitles of a SubRip file: each a number, times, and the text up to the next number.
 
@@ -154,20 +138,24 @@ def read_srt(lines: Sequence[str]) -> list[Written]:
     """
     found: list[Written] = []
     number = None
-    above: list[int] = []  # places of the lines with words since the last times
-    for place, line in enumerate(lines):
+    above: list[int] = []  # of the lines with words since the last times
+    for index, line in enumerate(lines):
         if times := _SRT_TIMES.fullmatch(line):
-            number = _number_above(lines, above, place, number)
-            _end_srt(lines, found, above[:-1])
+            number = _number_above(lines, above, index, number)
+            text = above[:-1]
+            if found:
+                found[-1].lines += [lines[above_index] for above_index in text]
+            elif text:
+                _refuse(lines, text[0], "before the first times")
             found.append(Written(*_milliseconds(times)))
             above = []
-        elif _meant_as_times(line, _is_number(lines, place - 1, number)):
-            _refuse(lines, place, "where times like 00:01:02,345 --> 00:01:04,000 are expected")
+        elif _meant_as_times(line, _is_number(lines, index - 1, number)):
+            _refuse(lines, index, "where times like 00:01:02,345 --> 00:01:04,000 are expected")
         elif line.strip():
-            above.append(place)
+            above.append(index)
     if not found:
         raise Fault("hold no times")
-    _end_srt(lines, found, above)
+    found[-1].lines += [lines[above_index] for above_index in above]
     return found
 
 
@@ -187,33 +175,22 @@ def _meant_as_times(line: str, expected: bool) -> bool:
     return bool(_LONG_CLOCK.search(line)) or (len(beside) == 2 and all(map(_DIGIT.search, beside)))
 
 
-def _is_number(lines: Sequence[str], place: int, last: int | None) -> bool:
+def _is_number(lines: Sequence[str], index: int, last: int | None) -> bool:
     """Whether a line is a subtitle's number, as far as it can be told from a text such as "1984"."""
-    match = _NUMBER.fullmatch(lines[place]) if place >= 0 else None
-    return match is not None and (int(match[1]) - 1 == last or _begins(lines, place))
+    match = _NUMBER.fullmatch(lines[index]) if index >= 0 else None
+    return match is not None and (int(match[1]) - 1 == last or index == 0 or not lines[index - 1].strip())
 
 
-def _begins(lines: Sequence[str], place: int) -> bool:
-    return place == 0 or not lines[place - 1].strip()
-
-
-def _number_above(lines: Sequence[str], above: Sequence[int], place: int, last: int | None) -> int:
-    """The number that the times in line ``place`` stand below. It must be told from a text such as "1984"."""
+def _number_above(lines: Sequence[str], above: Sequence[int], index: int, last: int | None) -> int:
+    """The number that the times in line ``index`` stand below. It must be told from a text such as "1984"."""
     match = _NUMBER.fullmatch(lines[above[-1]]) if above else None
     if match is None:
-        _refuse(lines, place, "without a number above")
+        _refuse(lines, index, "without a number above")
     number, at = int(match[1]), above[-1]
-    stands_alone = at + 1 == place and _begins(lines, at)
-    if last is not None and number != last + 1 and not stands_alone:
+    is_separate = at + 1 == index and (at == 0 or not lines[at - 1].strip())
+    if last is not None and number != last + 1 and not is_separate:
         _refuse(lines, at, f"which may be a text or a number: {last + 1}, or an empty line before it, is expected")
     return number
-
-
-def _end_srt(lines: Sequence[str], found: Sequence[Written], above: Sequence[int]) -> None:
-    if above and not found:
-        _refuse(lines, above[0], "before the first times")
-    for place in above:
-        found[-1].lines.append(lines[place])
 
 
 def read_vtt(lines: Sequence[str]) -> list[Written]:
@@ -231,16 +208,16 @@ def read_vtt(lines: Sequence[str]) -> list[Written]:
 
 
 def _blocks(lines: Sequence[str], start: int) -> Iterator[list[int]]:
-    """The places of each block's lines. Times stand in its first or second line; others begin the next block."""
+    """The indices of each block's lines. Times stand in its first or second line; others begin the next block."""
     block: list[int] = []
     has_times = False
-    for place in range(start, len(lines)):
-        line = lines[place]
+    for index in range(start, len(lines)):
+        line = lines[index]
         if block and (not line or ("-->" in line and (has_times or len(block) > 1))):
             yield block
             block, has_times = [], False
         if line:
-            block.append(place)
+            block.append(index)
             has_times |= "-->" in line
     if block:
         yield block
@@ -248,10 +225,10 @@ def _blocks(lines: Sequence[str], start: int) -> Iterator[list[int]]:
 
 def _cue_of(lines: Sequence[str], block: Sequence[int]) -> Written | None:
     """The subtitle of a block; None of a note, a style or a region."""
-    for count, place in enumerate(block[:2], 1):
-        if times := _VTT_TIMES.fullmatch(lines[place]):
+    for count, index in enumerate(block[:2], 1):
+        if times := _VTT_TIMES.fullmatch(lines[index]):
             _refuse_times(lines, block[count:], expected=False)
-            return Written(*_milliseconds(times), [lines[place] for place in block[count:]])
+            return Written(*_milliseconds(times), [lines[index] for index in block[count:]])
     if _VTT_BESIDE.fullmatch(lines[block[0]]):
         return None
     _refuse_times(lines, block, expected=True)
@@ -259,29 +236,25 @@ def _cue_of(lines: Sequence[str], block: Sequence[int]) -> Written | None:
 
 
 def _refuse_times(lines: Sequence[str], block: Sequence[int], expected: bool) -> None:
-    for place in block:
-        if "-->" in lines[place] or _meant_as_times(lines[place], expected):
-            _refuse(lines, place, "where times like 01:02.345 --> 01:04.000 are expected")
+    for index in block:
+        if "-->" in lines[index] or _meant_as_times(lines[index], expected):
+            _refuse(lines, index, "where times like 01:02.345 --> 01:04.000 are expected")
 
 
 def _skip_head(lines: Sequence[str]) -> int:
-    """The place of the first line behind the header."""
-    for place, line in enumerate(lines[1:], 1):
+    """The index of the first line behind the header."""
+    for index, line in enumerate(lines[1:], 1):
         if not line or "-->" in line:
-            return place
-        if _VTT_MAP.match(line) and not _moves_nothing(line):
+            return index
+        if not _VTT_MAP.match(line):
+            continue
+        # RFC 8216, 3.5: a time in ticks of 1/90000 s equals a local time; nothing moves if they agree
+        parts = _VTT_MAP_PARTS.fullmatch(line)
+        ticks, *local = (int(part or 0) for part in parts.groups()) if parts else (-1, 0, 0, 0, 0)
+        if ticks != 90 * _total(*local):
             why = "which moves all times to the clock of a stream; delete it if they count from the video's beginning"
-            _refuse(lines, place, why)
+            _refuse(lines, index, why)
     return len(lines)
-
-
-def _moves_nothing(line: str) -> bool:
-    """Whether an X-TIMESTAMP-MAP (RFC 8216, 3.5) maps a time to itself: ticks of 1/90000 s to a local time."""
-    parts = _VTT_MAP_PARTS.fullmatch(line)
-    if parts is None:
-        return False
-    ticks, *local = (int(part or 0) for part in parts.groups())
-    return ticks == 90 * _total(*local)
 
 
 def _milliseconds(times: re.Match[str]) -> tuple[int, int]:
@@ -293,8 +266,8 @@ def _total(hours: int, minutes: int, seconds: int, milliseconds: int) -> int:
     return ((hours * 60 + minutes) * 60 + seconds) * 1000 + milliseconds
 
 
-def _refuse(lines: Sequence[str], place: int, why: str) -> NoReturn:
-    raise Fault(f"have '{lines[place].strip()[:60]}' in line {place + 1}, {why}")
+def _refuse(lines: Sequence[str], index: int, why: str) -> NoReturn:
+    raise Fault(f"have '{lines[index].strip()[:60]}' in line {index + 1}, {why}")
 
 
 # SubRip has five tags, players know line breaks too; "<laughs>" and "a <b and c> d" are words.
@@ -316,14 +289,11 @@ def plain_srt(text: str) -> str:
 
 
 def plain_vtt(text: str) -> str:
-    """The words of a text in WebVTT, on one line. Who says them stands before them: ``Roger: Hello.``"""
+    """The words of a text in WebVTT, on one line, after the speaker's name: ``Roger: Hello.``"""
     text = _SRT_TAGS.sub("", _VTT_TAGS.sub("", text))
-    said = _words(_SPEAKER.sub("", text), html.unescape)
-    return said and _words(_SPEAKER.sub(_name, text), html.unescape)
-
-
-def _name(match: re.Match[str]) -> str:
-    return f" {match[1].strip()}: " if match[1].strip() else ""
+    words = _words(_SPEAKER.sub("", text), html.unescape)
+    named = _SPEAKER.sub(lambda match: f" {match[1].strip()}: " if match[1].strip() else "", text)
+    return words and _words(named, html.unescape)
 
 
 def _words(text: str, decode: Callable[[str], str] = str) -> str:

@@ -6,7 +6,6 @@ Sources: ISO/IEC 14496-12 8.3.2 (the matrix of a track); FFmpeg's libavutil/disp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,8 +20,8 @@ from vlm_pg.media.images import on_white
 
 # matrices are of rounded numbers; players take what is as near as this for a quarter turn
 _NEAR = math.tan(math.radians(1))
-# Places at which a file is searched for opaque pixels if the requested frames have none, and frames at each.
-_PLACES, _FRAMES = 32, 16
+# Times at which a file is searched for opaque pixels if the requested frames have none, and frames at each.
+_PROBES, _FRAMES = 32, 16
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ def turn_of(frame: Any, near: float = _NEAR) -> Turn:
         return Turn(True, c < 0, b < 0)
     degrees = math.degrees(math.atan2(b, a))
     raise DecodeFailure(
-        "decode",
-        f"its pictures are to be turned by {degrees:.3g} degrees or skewed. Quarter turns and mirroring are shown",
+        f"its pictures are to be turned by {degrees:.3g} degrees or skewed. Quarter turns and mirroring are shown"
     )
 
 
@@ -77,58 +75,50 @@ def has_alpha(frame: Any) -> bool:
 
 
 class Opacity:
-    """Whether a video file says how opaque its pixels are: formats with room for it are used without, too.
+    """Whether a video file uses its alpha channel: formats with one are used without, too.
 
-    It does where a frame that is asked for, or one of some that lie evenly over the file, has a pixel that is not
-    wholly transparent. So a video that fades in from nothing begins with white, whichever of its frames are asked for.
+    It does where a requested frame, or one of some that lie evenly over the file, has a pixel that is not wholly
+    transparent. So a video that fades in from nothing begins with white, whichever of its frames are requested.
 
-    Args:
-        path: the file. Those frames are decoded if what is asked for has no such pixel.
-        max_pixels: as in ``open_video``.
+    ``max_pixels``: as in ``open_video``.
     """
 
     def __init__(self, path: Path, max_pixels: int = 0):
         self._path, self._max_pixels = path, max_pixels
-        self._is_said: bool | None = None
+        self._is_used: bool | None = None
 
-    def is_said(self, opaque: np.ndarray) -> bool:
-        """Whether it does, given that of a frame's pixels, 0 for wholly transparent."""
-        if self._is_said is None:
-            self._is_said = bool(opaque.any()) or self._is_said_somewhere()
-        return self._is_said
+    def is_used(self, alpha: np.ndarray) -> bool:
+        """``alpha``: of a requested frame, 0 for fully transparent. If it has no other value, the file is searched."""
+        if self._is_used is None:
+            self._is_used = bool(alpha.any()) or self._is_used_somewhere()
+        return self._is_used
 
-    def _is_said_somewhere(self) -> bool:
+    def _is_used_somewhere(self) -> bool:
         """A bounded search, however long the file is; damage found there is ignored, as these frames are not shown."""
         import av
         from av.video.reformatter import VideoReformatter
 
         scaler = VideoReformatter()
         with open_video(self._path, self._max_pixels) as (container, stream):
-            for pts in _places_to_look(stream):
+            for pts in _probe_times(stream):
                 try:
                     container.seek(pts, stream=stream)
-                    frames = _up_to(container.decode(stream), pts)
-                    if any(has_alpha(frame) and _rgba(frame, scaler)[..., 3].any() for frame in frames):
-                        return True
+                    for frame in islice(container.decode(stream), _FRAMES):
+                        if has_alpha(frame) and _rgba(frame, scaler)[..., 3].any():
+                            return True
+                        if frame.pts is None or frame.pts >= pts:
+                            break
                 except av.FFmpegError:
                     continue
         return False
 
 
-def _up_to(frames: Iterator[Any], pts: int) -> Iterator[Any]:
-    """Frames from an entry point to the one of a time, but no more than ``_FRAMES``."""
-    for frame in islice(frames, _FRAMES):
-        yield frame
-        if frame.pts is None or frame.pts >= pts:
-            return
-
-
-def _places_to_look(stream: Any) -> list[int]:
+def _probe_times(stream: Any) -> list[int]:
     """Timestamps, evenly over the stream, its end among them; the beginning alone where its length is not known."""
     start, duration = stream.start_time or 0, stream.duration
     if duration is None and stream.container.duration is not None:
         duration = int(stream.container.duration / 1_000_000 / stream.time_base)
-    return [start + (duration or 0) * place // _PLACES for place in range(_PLACES + 1 if duration else 1)]
+    return [start + (duration or 0) * number // _PROBES for number in range(_PROBES + 1 if duration else 1)]
 
 
 def upright(frame: Any, like: np.ndarray | None, scaler: Any, opacity: Opacity) -> np.ndarray:
@@ -137,10 +127,8 @@ def upright(frame: Any, like: np.ndarray | None, scaler: Any, opacity: Opacity) 
     Transparent parts are white, as they are in images. Frames of a file that is nowhere opaque are shown as stored.
 
     Args:
-        frame: as decoded.
         like: an upright picture; streams may change size midway, and the reader of the frames expects one size.
         scaler: FFmpeg's, one for all frames; making one takes longer than a small picture.
-        opacity: of the file.
 
     Raises:
         DecodeFailure: see ``turn_of``.
@@ -153,19 +141,13 @@ def upright(frame: Any, like: np.ndarray | None, scaler: Any, opacity: Opacity) 
     if not has_alpha(frame):
         return turn.apply(scaler.reformat(frame, format="rgb24", threads=1, **size).to_ndarray())
     pixels = _rgba(frame, scaler, **size)
-    is_said = opacity.is_said(pixels[..., 3])
-    return turn.apply(np.asarray(on_white(Image.fromarray(pixels))) if is_said else pixels[..., :3])
+    is_used = opacity.is_used(pixels[..., 3])
+    return turn.apply(np.asarray(on_white(Image.fromarray(pixels))) if is_used else pixels[..., :3])
 
 
 def _rgba(frame: Any, scaler: Any, **size: int) -> np.ndarray:
     """uint8 [height, width, 4]."""
     return np.asarray(scaler.reformat(frame, format="rgba", threads=1, **size).to_ndarray())
-
-
-def first_frame(path: Path) -> Any:
-    """The first frame of a video, for its side data. Raises DecodeFailure when none comes."""
-    with open_video(path) as (container, stream), reading("decode", ()):
-        return next(container.decode(stream))
 
 
 def check_shown_as_stored(path: Path, decoder: str) -> Turn:
@@ -174,10 +156,11 @@ def check_shown_as_stored(path: Path, decoder: str) -> Turn:
     Raises:
         DecodeFailure: they are to be mirrored, or may be transparent.
     """
-    frame = first_frame(path)
+    with open_video(path) as (container, stream), reading(()):
+        frame = next(container.decode(stream))
     turn = turn_of(frame, near=0.0)
     if turn.mirrors:
-        raise DecodeFailure("open", f"{decoder} does not mirror pictures as this file asks")
+        raise DecodeFailure(f"{decoder} does not mirror pictures as this file asks")
     if has_alpha(frame):
-        raise DecodeFailure("open", f"{decoder} shows what lies under transparent parts, which are white")
+        raise DecodeFailure(f"{decoder} shows what lies under transparent parts, which are white")
     return turn

@@ -1,7 +1,7 @@
-"""Reading chosen frames of a video file: one interface, behind it PyAV, decord and torchcodec.
+"""Reading chosen frames of a video file: the interface of decoders, and decord and torchcodec behind it.
 
-All decoders read the same stream, take positions in the same index of frames in presentation order, and return upright
-pictures. Everything here may hang or crash on a damaged file, so it is meant to run in a worker process.
+All decoders, PyAV's too (``seeking.py``), read the same stream, take positions in the same index of frames in
+presentation order, and return upright pictures. They may hang or crash on a damaged file, so they run in workers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import judge
 from vlm_pg.media.index import VideoIndex
-from vlm_pg.media.seeking import read_pictures
-from vlm_pg.media.upright import Opacity, Turn, check_shown_as_stored
+from vlm_pg.media.upright import Turn, check_shown_as_stored
 
 # In others decord seeks elsewhere without saying so.
 DECORD_CONTAINERS = ("mov", "matroska")
@@ -39,37 +38,6 @@ class Decoder(Protocol):
             DecodeFailure: the decoder cannot deliver exactly these frames.
         """
         ...
-
-    def close(self) -> None:
-        """Let go of the file."""
-        ...
-
-
-class PyAVDecoder:
-    """PyAV: every codec of a current FFmpeg. Decodes forward from the entry point before each wanted frame.
-
-    Every frame is known by its timestamp, or by its order where timestamps do not tell, and a damaged one between entry
-    point and wanted frame is a failure, so what comes is what was asked for, or nothing.
-
-    Args:
-        path: the file.
-        index: its frames.
-        max_pixels: the largest area of a picture; streams may change size midway. 0 for no limit.
-    """
-
-    name = "pyav"
-
-    def __init__(self, path: Path, index: VideoIndex, max_pixels: int = 0):
-        self._path, self._index, self._max_pixels = path, index, max_pixels
-        self._opacity = Opacity(path, max_pixels)
-
-    def read(self, indices: Sequence[int]) -> np.ndarray:
-        """See ``Decoder.read``."""
-        pictures = read_pictures(self._path, self._index, indices, self._max_pixels, self._opacity)
-        return np.stack([pictures[index] for index in indices])
-
-    def close(self) -> None:
-        """Nothing stays open between reads."""
 
 
 class DecordDecoder:
@@ -90,30 +58,24 @@ class DecordDecoder:
         self._errors = (decord.DECORDError, RuntimeError)
         container_format = judge(path)
         if container_format not in DECORD_CONTAINERS:
-            raise DecodeFailure("open", f"decord misplaces frames in '{container_format}' containers")
+            raise DecodeFailure(f"decord misplaces frames in '{container_format}' containers")
         index.check_times_name_frames(self.name)
-        if not index.key_places_agree:
-            raise DecodeFailure("open", "key frames are out of order or none, where decord misplaces frames")
+        if not index.key_positions_agree:
+            raise DecodeFailure("key frames are out of order or none, where decord misplaces frames")
         if check_shown_as_stored(path, self.name) != Turn() and container_format == "matroska":
-            raise DecodeFailure("open", "decord does not apply the rotation that Matroska files state")
-        with reading("open", self._errors, _sentence):
+            raise DecodeFailure("decord does not apply the rotation that Matroska files state")
+        with reading(self._errors, _sentence):
             self._reader = decord.VideoReader(str(path), num_threads=1)
-            count, keys = len(self._reader), [int(place) for place in self._reader.get_key_indices()]
+            count, keys = len(self._reader), [int(key) for key in self._reader.get_key_indices()]
         if count != len(index.pts):
-            raise DecodeFailure("open", f"decord counts {count} frames where {len(index.pts)} are shown")
+            raise DecodeFailure(f"decord counts {count} frames where {len(index.pts)} are shown")
         if keys != [bisect_left(index.pts, entry.pts) for entry in index.entries]:
-            raise DecodeFailure(
-                "open", "decord takes other frames for key frames, and would misplace those behind them"
-            )
+            raise DecodeFailure("decord takes other frames for key frames, and would misplace those behind them")
 
     def read(self, indices: Sequence[int]) -> np.ndarray:
         """See ``Decoder.read``."""
-        with reading("decode", self._errors, _sentence):
+        with reading(self._errors, _sentence):
             return self._reader.get_batch(list(indices)).asnumpy()
-
-    def close(self) -> None:
-        """Free the reader's buffers."""
-        del self._reader
 
 
 def _sentence(error: BaseException) -> str:
@@ -152,10 +114,7 @@ class TorchCodecDecoder:
     than our index has. Every frame that comes is compared with our index by its time. In damaged files it may return
     garbage without a word.
 
-    Args:
-        path: the file.
-        index: its frames.
-        device: cpu or cuda, which is the GPU of this process's rank; frames come from there to the CPU.
+    ``device``: cpu or cuda, which is the GPU of this process's rank; frames come from there to the CPU.
     """
 
     name = "torchcodec"
@@ -165,37 +124,30 @@ class TorchCodecDecoder:
         index.check_times_name_frames(self.name)
         check_shown_as_stored(path, self.name)
         if not index.flags_are_entries:
-            raise DecodeFailure("open", "it flags key frames that are none, behind which torchcodec shows garbage")
+            raise DecodeFailure("it flags key frames that are none, behind which torchcodec shows garbage")
         from torchcodec.decoders import VideoDecoder
 
-        if device == "cuda":
-            device = f"cuda:{gpu_number()}"
-        with reading("open", (RuntimeError, ValueError), _first_line):
+        device = f"cuda:{gpu_number()}" if device == "cuda" else device
+        with reading((RuntimeError, ValueError), _first_line):
             self._decoder = VideoDecoder(
                 str(path), dimension_order="NHWC", num_ffmpeg_threads=1, device=device, seek_mode="exact"
             )
         if len(self._decoder) != len(index.pts):
-            raise DecodeFailure(
-                "open", f"torchcodec counts {len(self._decoder)} frames where {len(index.pts)} are shown"
-            )
+            raise DecodeFailure(f"torchcodec counts {len(self._decoder)} frames where {len(index.pts)} are shown")
         self._seconds = index.pts_seconds
         self._tick = float(index.time_base)
 
     def read(self, indices: Sequence[int]) -> np.ndarray:
         """See ``Decoder.read``."""
-        with reading("decode", (RuntimeError, ValueError, IndexError), _first_line):
+        with reading((RuntimeError, ValueError, IndexError), _first_line):
             batch = self._decoder.get_frames_at(list(indices))
-        for place, second in zip(indices, batch.pts_seconds.tolist(), strict=True):
-            if abs(second - self._seconds[place]) > self._tick / 2:
+        for index, second in zip(indices, batch.pts_seconds.tolist(), strict=True):
+            if abs(second - self._seconds[index]) > self._tick / 2:
                 raise DecodeFailure(
-                    "decode", f"torchcodec has a frame of {second:.3f} s where {self._seconds[place]:.3f} s are wanted"
+                    f"torchcodec has a frame of {second:.3f} s where {self._seconds[index]:.3f} s are wanted"
                 )
         frames: np.ndarray = batch.data.cpu().numpy()
         return frames
-
-    def close(self) -> None:
-        """Free the decoder."""
-        del self._decoder
 
 
 def ffmpeg_versions() -> Mapping[str, Any]:

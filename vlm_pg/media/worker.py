@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from vlm_pg.cache import notes
 from vlm_pg.errors import SampleError
-from vlm_pg.killable.worker import ASKS, held_bytes, limit_memory, serve
+from vlm_pg.killable.worker import PARENT_CALL, held_bytes, limit_memory, serve
 
 T = TypeVar("T")
 _TOO_MUCH = (
@@ -26,12 +26,7 @@ _parent: Connection | None = None
 
 
 def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes: int) -> None:
-    """Serve calls until the other end hangs up.
-
-    Args:
-        descriptor, parent_pid, deadline_seconds: as in ``serve``.
-        memory_bytes: how much more memory the calls may take; 0 for no limit.
-    """
+    """``serve`` calls, which may take ``memory_bytes`` more memory (0 for no limit), until the other end hangs up."""
     at_start = 0
 
     def prepare(connection: Connection) -> bool:
@@ -46,11 +41,11 @@ def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes
 
     def run(call: bytes) -> tuple[bytes, bool]:
         try:
-            answer = answered(call)
+            answer = outcome_of(call)
         except MemoryError:
             answer = pickle.dumps(("bad_sample", ("out_of_memory", _TOO_MUCH, "")))
-        if said := notes.collected():
-            answer = pickle.dumps(("said", said)) + answer
+        if texts := notes.collected():
+            answer = pickle.dumps(("warnings", texts)) + answer
         if not memory_bytes:
             return answer, False
         return answer, held_bytes("private") - at_start - len(answer) > _MOST_LEFT * memory_bytes
@@ -58,23 +53,21 @@ def main(descriptor: int, parent_pid: int, deadline_seconds: float, memory_bytes
     serve(descriptor, parent_pid, deadline_seconds, prepare, run)
 
 
-def ask(function: Callable[..., T], *args: Any) -> T:
+def call_in_parent(function: Callable[..., T], *args: Any) -> T:
     """``function(*args)``, computed in the parent of a worker, which has imported qwen-vl-utils and torchvision, else
-    here; the function must be importable by name.
-
-    It must be pure, with hashable arguments: a worker caches answers.
+    here. It must be importable by name and pure, with hashable arguments: a worker caches answers.
 
     Raises:
         SampleError: as the function raised it.
         RuntimeError: the function raised something else; with its traceback.
     """
-    return function(*args) if _parent is None else _asked(function, *args)
+    return function(*args) if _parent is None else _call_parent(function, *args)
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _asked(function: Callable[..., T], *args: Any) -> T:
+def _call_parent(function: Callable[..., T], *args: Any) -> T:
     assert _parent is not None
-    _parent.send_bytes(ASKS)
+    _parent.send_bytes(PARENT_CALL)
     _parent.send_bytes(pickle.dumps((function, args)))
     kind, value = _parent.recv()
     if kind == "bad_sample":
@@ -85,7 +78,7 @@ def _asked(function: Callable[..., T], *args: Any) -> T:
     return result
 
 
-def answered(call: bytes) -> bytes:
+def outcome_of(call: bytes) -> bytes:
     """A pickled call's outcome, pickled.
 
     ``("done", value)``, ``("bad_sample", (reason, message, trace))`` or ``("failed", trace)``.

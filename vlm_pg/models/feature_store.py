@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from vlm_pg.cache.eviction import Outcome
-from vlm_pg.cache.notes import say
+from vlm_pg.cache.notes import warn_once
 from vlm_pg.cache.store import Entry, Store, key_of
 from vlm_pg.models.digests import numerics_digest
 from vlm_pg.models.tower_inputs import Grid, shares
@@ -68,13 +68,13 @@ class FeatureStore:
         full."""
         try:
             if self.store.write(self._key(prompt, hosts), _entry(features)) is Outcome.FULL:
-                say(
+                warn_once(
                     f"cache.folder '{self.store.folder}' has no room for more visual features within cache.max_gb "
                     "(what this run has used is not thrown out): those that do not fit are computed every time. Raise "
                     "cache.max_gb, or make room with vlm-pg cache prune."
                 )
         except OSError as error:  # the features themselves are in memory
-            say(
+            warn_once(
                 f"cache.folder '{self.store.folder}' cannot be written ({error.strerror}): visual features are "
                 "computed again. Make room, or lower cache.max_gb."
             )

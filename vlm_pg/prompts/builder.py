@@ -25,7 +25,7 @@ from vlm_pg.types import DecodedMedia, MediaKind, Prompt, PromptWords, Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-    from vlm_pg.media.probe import MediaFacts
+    from vlm_pg.media.decode_file import MediaFacts
 
 
 PositionFn = Callable[

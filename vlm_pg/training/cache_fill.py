@@ -128,7 +128,7 @@ def _fill(loader: MediaLoader, refs: list[MediaRef], name: str) -> int:
                 print(f"{ref.path}: {fault.reason}: {fault}")
 
     for ref in track(refs, description=f"Frames of {name}", disable=not sys.stdout.isatty()):
-        waiting.append((ref, loader.keep(ref)))
+        waiting.append((ref, loader.store(ref)))
         if len(waiting) > 4 * loader.workers:
             finish()
     while waiting:

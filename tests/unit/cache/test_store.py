@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.cache_entries import size_of
 from vlm_pg.cache import store as module
-from vlm_pg.cache.eviction import places, prune
-from vlm_pg.cache.store import MARK, Entry, Store, key_of, serialized, verify
+from vlm_pg.cache.eviction import entry_files, prune
+from vlm_pg.cache.store import MARK, Entry, Store, key_of, verify
 from vlm_pg.errors import ConfigError
 
 
@@ -29,12 +30,6 @@ def entry(seed: int, size: int = 1000) -> Entry:
         "none": np.zeros((0, 4), dtype=np.int64),
     }
     return Entry(tensors, {"seconds": [0.0, 1.5, seed], "decoder": "pyav"})
-
-
-def _size_of(one: Entry) -> int:
-    content = serialized("frames", key_of({}), one)
-    assert content is not None
-    return len(content)
 
 
 def same(left: Entry | None, right: Entry) -> bool:
@@ -74,8 +69,8 @@ def test_damaged_entries_are_found_and_made_anew(tmp_path: Path, damages: int) -
         whole = path.read_bytes()
         way = number % 7
         if way == 0:
-            place = chance.randrange(len(whole))
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :])
+            offset = chance.randrange(len(whole))
+            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1 << chance.randrange(8)]) + whole[offset + 1 :])
         elif way == 1:
             path.write_bytes(whole[: chance.randrange(len(whole))])
         elif way == 2:
@@ -83,8 +78,8 @@ def test_damaged_entries_are_found_and_made_anew(tmp_path: Path, damages: int) -
         elif way == 3:
             path.write_bytes(whole + b"more")
         elif way == 4:
-            place = chance.randrange(8, 300)  # in the header
-            path.write_bytes(whole[:place] + chance.randbytes(4) + whole[place + 4 :])
+            offset = chance.randrange(8, 300)  # in the header
+            path.write_bytes(whole[:offset] + chance.randbytes(4) + whole[offset + 4 :])
         elif way == 5:
             path.unlink()
             path.symlink_to(store._path(other))
@@ -120,14 +115,14 @@ def test_verify_names_and_removes_the_damaged(tmp_path: Path) -> None:
         store.write(key_of({"n": number}), entry(number))
     bad = store._path(key_of({"n": 3}))
     bad.write_bytes(bad.read_bytes()[:-1])
-    told = {place.key: well for place, well in verify(tmp_path / "cache")}
-    assert len(told) == 6 and [key for key, well in told.items() if not well] == [key_of({"n": 3})]
-    assert len(list(places(tmp_path / "cache"))) == 5
+    verified = {stored.key: well for stored, well in verify(tmp_path / "cache")}
+    assert len(verified) == 6 and [key for key, well in verified.items() if not well] == [key_of({"n": 3})]
+    assert len(list(entry_files(tmp_path / "cache"))) == 5
 
 
 def test_the_limit_holds_and_what_was_used_last_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_USE_SECONDS", 0.0)
-    size = _size_of(entry(0))
+    size = size_of(entry(0))
     store = Store(tmp_path / "cache", "frames", max_bytes=10 * size)
     before = time.time() - 3 * 24 * 3600
     for number in range(10):
@@ -136,17 +131,11 @@ def test_the_limit_holds_and_what_was_used_last_stays(tmp_path: Path, monkeypatc
     assert store.read(key_of({"n": 0})) is not None, "used again"
     for number in range(10, 14):
         store.write(key_of({"n": number}), entry(number))
-    left = {place.key for place in places(tmp_path / "cache")}
-    assert sum(place.size for place in places(tmp_path / "cache")) <= 10 * size
+    left = {stored.key for stored in entry_files(tmp_path / "cache")}
+    assert sum(stored.size for stored in entry_files(tmp_path / "cache")) <= 10 * size
     assert key_of({"n": 0}) in left and key_of({"n": 13}) in left and key_of({"n": 1}) not in left
     pruned = prune(tmp_path / "cache", 0)
-    assert pruned is not None and pruned.count == len(left) and not list(places(tmp_path / "cache"))
-
-
-def test_an_entry_beyond_the_limit_is_not_kept(tmp_path: Path) -> None:
-    store = Store(tmp_path / "cache", "frames", max_bytes=500)
-    store.write(key_of({}), entry(0))
-    assert not store.has(key_of({})) and store.uses.written == 0
+    assert pruned is not None and pruned.count == len(left) and not list(entry_files(tmp_path / "cache"))
 
 
 def _write_and_be_killed(folder: Path, step: int, halved: bool) -> None:
@@ -170,7 +159,7 @@ def _write_and_be_killed(folder: Path, step: int, halved: bool) -> None:
 def test_a_writer_killed_at_any_step_leaves_a_whole_entry_or_none(tmp_path: Path) -> None:
     context, whole = multiprocessing.get_context("fork"), tmp_path / "whole"
     Store(whole, "frames").write(key_of({"n": 0}), entry(0))
-    [written] = places(whole)
+    [written] = entry_files(whole)
     there = set()
     for step in range(1, 30):
         folder = tmp_path / f"killed-{step}"
@@ -182,7 +171,7 @@ def test_a_writer_killed_at_any_step_leaves_a_whole_entry_or_none(tmp_path: Path
         assert read is None or same(read, entry(0))
         there.add(read is not None)
         store.write(key_of({"n": 0}), entry(0))
-        [again] = places(folder)
+        [again] = entry_files(folder)
         assert again.key == written.key and again.path.read_bytes() == written.path.read_bytes()
         if writer.exitcode == 0:
             break
@@ -245,7 +234,7 @@ def _work(folder: Path, seed: int, rounds: int, limit: int) -> None:
 
 
 def test_several_processes_write_and_throw_out_at_once(tmp_path: Path) -> None:
-    size = _size_of(entry(0))
+    size = size_of(entry(0))
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_work, args=(tmp_path / "cache", seed, 150, 20 * size)) for seed in range(4)]
     for worker in workers:

@@ -18,7 +18,7 @@ from vlm_pg import cli
 from vlm_pg.check.lengths import LengthRules, PromptLengths, measured
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.records import parse_record, read_records
-from vlm_pg.media.probe import MediaFacts
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.settings import PromptSettings

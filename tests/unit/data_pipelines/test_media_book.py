@@ -18,8 +18,8 @@ from tests.support.frame_folders import coloured, write_folder
 from tests.support.tiny_media import write_media
 from vlm_pg.data.dedup import Ledger
 from vlm_pg.errors import SampleError
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.probe import MediaFacts
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef, Sample
 

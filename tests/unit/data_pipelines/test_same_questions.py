@@ -14,7 +14,7 @@ from data_pipelines.engine.splits import Assigned, Repeats, Splitter
 from tests.support.pipeline_rows import write_lines
 from vlm_pg.check.leakage import question_key
 from vlm_pg.data.dedup import Ledger, path_key, text_key
-from vlm_pg.media.probe import MediaFacts
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 TEXT = "What is the café?\nTwo lines."

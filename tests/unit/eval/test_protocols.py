@@ -16,7 +16,7 @@ from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.eval.settings import EvalSettings
 from vlm_pg.eval.wording import words
-from vlm_pg.media.selection import WHOLE, Timeline, choose
+from vlm_pg.media.sampling import WHOLE, Timeline, choose
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import MediaRef

@@ -5,18 +5,28 @@ Every test runs over both kinds of pools; what only one of them promises is test
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 import pytest
 
+from tests.support.kept_templates import KeptTemplates
 from tests.unit.killable.helpers import KINDS, AnyPool, is_gone, wait_until_gone
+from vlm_pg.answers.pool import Call, CheckerPool
+from vlm_pg.killable.template import Template
+from vlm_pg.media.pool import WorkerPool
+from vlm_pg.rewards.settings import CheckerSettings
 
 TWO = ("operator:add", 1, 1)
 PID = ("os:getpid",)
@@ -120,8 +130,8 @@ def test_processes_that_do_not_start_are_an_error_with_the_reason(kind: str):
     with AnyPool(kind, preload=["no_such_module_anywhere"]) as pool:
         with pytest.raises(RuntimeError) as caught:
             raise pool.run(TWO)[0]
-        who = "decoding workers" if pool.decodes else "checking processes"
-        assert f"{who} do not start (3 tries, last: exit code 1).\n" in str(caught.value)
+        names = "decoding workers" if pool.decodes else "checking processes"
+        assert f"{names} do not start (3 tries, last: exit code 1).\n" in str(caught.value)
         assert "No module named 'no_such_module_anywhere'" in str(caught.value)
         with pytest.raises(RuntimeError, match="have failed" if pool.decodes else "do not start"):
             pool.run(TWO)
@@ -190,3 +200,108 @@ def test_workers_die_with_their_parent_and_never_run_its_main(kind: str, end: st
             parent.kill()
     assert len(pids) == (2 if kind == "decoding" else 3) and wait_until_gone(pids)
     assert (tmp_path / "ran").read_text() == "x"
+
+
+LONG = 8_000_000
+ME = "tests.unit.killable.test_guarantees"
+
+
+def long_text_then_killed() -> str:
+    """Its answer does not fit into the line, so that it is still being sent when this process ends."""
+    Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return "x" * LONG
+
+
+def dies_in_its_first_start(folder: str) -> None:
+    """Each of the first three processes, once all three are there: so they are in different slots."""
+    for position in range(3):
+        try:
+            os.close(os.open(f"{folder}/{position}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        while len(os.listdir(folder)) < 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_ends_in_the_middle_of_its_answer_costs_its_task(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    read = Connection._recv  # type: ignore[attr-defined]
+
+    def late(self: Connection, size: int, *arguments: Any) -> Any:
+        if size >= LONG:
+            wait_until_gone(pids)
+        return read(self, size, *arguments)
+
+    with AnyPool(kind, deadline_seconds=20.0) as pool:
+        assert pool.run(("operator:add", 1, 1)) == [2]
+        pids += pool.pool.pids
+        monkeypatch.setattr(Connection, "_recv", late)
+        lost, after = pool.run((f"{ME}:long_text_then_killed",), ("operator:add", 2, 3))
+    assert "signal SIGKILL" in str(lost) and after == 5
+
+
+def test_an_answer_that_cannot_be_read_reaches_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(answer: io.BytesIO) -> Any:
+        raise MemoryError("no room for this answer")
+
+    with WorkerPool(1, 20.0) as pool:
+        assert pool.submit(os.getpid).result(timeout=120) > 0
+        monkeypatch.setattr(pickle, "load", unreadable)
+        with pytest.raises(MemoryError, match="no room for this answer"):
+            pool.submit(os.getpid).result(timeout=60)
+
+
+def test_processes_killed_once_each_while_they_start_are_replaced(tmp_path: Path) -> None:
+    settings = CheckerSettings(workers=4, timeout_seconds=20.0)
+    pool = CheckerPool(settings, [Call(f"{ME}:dies_in_its_first_start", (str(tmp_path),))])
+    try:
+        assert [outcome.value for outcome in pool.run([Call("operator:add", (1, 1))] * 4)] == [2] * 4
+    finally:
+        pool.close()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_pool_that_could_not_start_can_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = Template.start, [OSError(24, "Too many open files")]
+
+    def refuses_once(self: Template) -> Any:
+        if refused:
+            raise refused.pop()
+        return start(self)
+
+    monkeypatch.setattr(Template, "start", refuses_once)
+    with WorkerPool(1, 20.0) as pool:
+        with pytest.raises(OSError, match="Too many open files"):
+            pool.submit(os.getpid)
+        assert pool.submit(os.getpid).result(timeout=120) > 0
+
+
+def _parent(deadline: float = 60.0) -> tuple[int, int]:
+    """A worker of a new pool, and what it was forked from."""
+    with WorkerPool(1, deadline) as pool:
+        return pool.submit(os.getpid).result(), pool.submit(os.getppid).result()
+
+
+def test_a_template_is_taken_again_for_an_equal_one(kept_templates: KeptTemplates) -> None:
+    (first, parent), again = _parent(), _parent()
+    assert again[1] == parent and again[0] != first
+    assert not os.path.exists(f"/proc/{first}")
+
+
+def test_another_environment_or_other_arguments_are_another_ones(
+    kept_templates: KeptTemplates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, parent = _parent()
+    assert _parent(61.0)[1] != parent
+    monkeypatch.setenv("VLM_PG_OTHER", "1")
+    assert _parent()[1] != parent
+
+
+def test_one_that_has_ended_is_not_taken(kept_templates: KeptTemplates) -> None:
+    _, parent = _parent()
+    kept_templates.end()
+    assert not os.path.exists(f"/proc/{parent}")
+    assert _parent()[1] != parent

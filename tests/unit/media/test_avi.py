@@ -14,27 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.avi_clips import (
-    BOTH_WAYS,
-    decoded,
-    encoded,
-    kind_of,
-    not_coded,
-    numbers,
-    packed,
-    said_packed,
-    write_avi,
-)
+from tests.support.avi_clips import decoded, encoded, kind_of, marked_packed, not_coded, numbers, packed, write_avi
 from tests.support.clips import number_of
-from tests.support.odd_clips import remux
+from tests.support.odd_clips import read_index, remux
 from vlm_pg.errors import SampleError
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.coded_pictures import Mpeg4Pictures
-from vlm_pg.media.index import read_index
 from vlm_pg.media.keyframes import Syntax
 from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.video_decoders import PyAVDecoder
 from vlm_pg.types import DecodedMedia, MediaRef
 
 FRAMES = 26
@@ -48,7 +37,7 @@ def vops(b_frames: int, frames: int = FRAMES) -> tuple[bytes, ...]:
 def with_b_frame_first(b_frames: int) -> list[bytes]:
     """Intra pictures with a B-frame in their own packet, in the middle of the file."""
     chunks = packed(vops(b_frames))
-    assert any(place and kind_of(chunk) == 0 and chunk.count(b"\0\0\1\xb6") == 2 for place, chunk in enumerate(chunks))
+    assert any(index and kind_of(chunk) == 0 and chunk.count(b"\0\0\1\xb6") == 2 for index, chunk in enumerate(chunks))
     return chunks
 
 
@@ -60,7 +49,7 @@ CLIPS = {
     "packed": (lambda: with_b_frame_first(1), b"DX50", STEADY),
     "packed by two": (lambda: with_b_frame_first(2), b"DIVX", STEADY),
     "packed by three": (lambda: packed(vops(3)), b"XVID", STEADY),
-    "said to be packed": (lambda: said_packed(vops(0)), b"DIVX", STEADY),
+    "marked as packed": (lambda: marked_packed(vops(0)), b"DIVX", STEADY),
     # the picture before stays: 4 for three ticks
     "empty chunks": (lambda: [*vops(0)[:5], b"", b"", *vops(0)[5:]], b"XVID", [*range(5), *range(7, 28)]),
     "not coded": (
@@ -82,9 +71,9 @@ CLIPS = {
 def check_reads(path: Path, wanted: Sequence[Sequence[int]]) -> None:
     whole, index = [pixels for _, pixels in decoded(path)], read_index(path)
     assert len(index.pts) == len(whole)
-    for places in wanted:
-        got = PyAVDecoder(path, index).read(places)
-        assert all(np.array_equal(one, whole[place]) for one, place in zip(got, places, strict=True)), places
+    for chosen in wanted:
+        got = PyAVDecoder(path, index).read(chosen)
+        assert all(np.array_equal(one, whole[number]) for one, number in zip(got, chosen, strict=True)), chosen
 
 
 @pytest.mark.parametrize("name", CLIPS)
@@ -94,7 +83,7 @@ def test_frames_are_those_of_a_decode_from_the_start(name: str, tmp_path: Path) 
     assert numbers(path) == list(range(FRAMES))
     index = read_index(path)
     assert [round((second - index.pts_seconds[0]) * 25, 6) for second in index.pts_seconds] == times
-    check_reads(path, [*([place] for place in range(FRAMES)), range(FRAMES), (0, 11, 12, 25), (9, 10, 13)])
+    check_reads(path, [*([index] for index in range(FRAMES)), range(FRAMES), (0, 11, 12, 25), (9, 10, 13)])
     settings = MediaSettings(workers=0, fps=1000, max_frames=64)
     with MediaLoader(settings, tmp_path) as loader:
         (media,) = loader.load([MediaRef("video", "a.avi")])
@@ -110,7 +99,7 @@ def test_copied_into_another_container_they_are_the_same(name: str, suffix: str,
     source = write_avi(tmp_path / "a.avi", CLIPS[name][0](), CLIPS[name][1])
     path = remux(source, tmp_path / f"b.{suffix}", lambda packets: packets)
     assert numbers(path) == list(range(FRAMES))
-    check_reads(path, [[place] for place in range(FRAMES)])
+    check_reads(path, [[index] for index in range(FRAMES)])
 
 
 def test_a_moment_shows_the_picture_that_stays(tmp_path: Path) -> None:
@@ -126,7 +115,7 @@ def test_a_packed_picture_without_a_place_behind_it_is_shown_by_nobody(tmp_path:
     """FFmpeg's decoder leaves it out at the end of the file: of 25 frames the last but one."""
     path = write_avi(tmp_path / "a.avi", packed(vops(2, 25))[:-1], b"DIVX")
     assert numbers(path) == [*range(23), 24]
-    check_reads(path, [[place] for place in range(24)])
+    check_reads(path, [[index] for index in range(24)])
 
 
 def test_packed_and_not_said_so_is_right_or_refused(tmp_path: Path) -> None:
@@ -137,17 +126,17 @@ def test_packed_and_not_said_so_is_right_or_refused(tmp_path: Path) -> None:
 
 
 def right_or_refused(path: Path) -> int:
-    """How many of the frames were read; they are those of the oracle at that time, or place where times do not tell."""
+    """How many of the frames were read; they are those of the oracle at that time, or index where times do not tell."""
     whole, read = decoded(path), 0
     index = read_index(path)
     pictures = {round(time * 25): picture for time, picture in whole}
-    for place in range(len(index.pts)):
+    for number in range(len(index.pts)):
         try:
-            (got,) = PyAVDecoder(path, index).read([place])
+            (got,) = PyAVDecoder(path, index).read([number])
         except DecodeFailure:
             continue
-        picture = pictures[round(index.pts_seconds[place] * 25)] if index.times_hold else whole[place][1]
-        assert np.array_equal(got, picture), place
+        picture = pictures[round(index.pts_seconds[number] * 25)] if index.times_hold else whole[number][1]
+        assert np.array_equal(got, picture), number
         read += 1
     return read
 
@@ -159,8 +148,8 @@ def test_pictures_that_stay_anywhere_are_right_or_refused(tmp_path: Path, seed: 
     chance = random.Random(seed)
     chunks = packed(vops(chance.choice((1, 2, 3)))) if seed % 2 else list(vops(chance.choice((0, 1, 2))))
     for _ in range(chance.randrange(1, 4)):
-        place = chance.randrange(1, len(chunks))
-        chunks[place:place] = [chance.choice((b"", not_coded(vops(0)[4])))] * chance.randrange(1, 3)
+        index = chance.randrange(1, len(chunks))
+        chunks[index:index] = [chance.choice((b"", not_coded(vops(0)[4])))] * chance.randrange(1, 3)
     path = write_avi(tmp_path / "a.avi", chunks, b"DIVX")
     read = right_or_refused(path)
     # Of some of these files FFmpeg loses frames: a B-frame directly behind a picture that is not coded.
@@ -222,24 +211,20 @@ def test_a_picture_that_is_not_coded_is_known_by_the_layers_clock(header: bytes,
 
 
 def test_places_left_over_are_counted() -> None:
-    """Two pictures in one packet leave one place over, which the next one that is not coded fills, and no other."""
+    """Two pictures in one packet leave one index over, which the next one that is not coded fills, and no other."""
     pictures = Mpeg4Pictures(Syntax("mpeg4"), layer(25))
     first, both, alone = vop(5, True), vop(5, True) + vop(5, True, "10"), vop(5, False)
-    said = [
+    are_frames = [
         pictures.is_frame(memoryview(one))
         for one in (first, alone, both, first, alone, alone, both, both, alone, alone)
     ]
-    assert said == [True, False, True, True, True, False, True, True, True, True]
+    assert are_frames == [True, False, True, True, True, False, True, True, True, True]
     assert pictures.is_packed
     other = Mpeg4Pictures(Syntax("h264"))
     assert other.is_frame(memoryview(both)) and other.is_frame(memoryview(alone)) and not other.is_packed
 
 
-def test_b_frames_of_the_clips_are_some() -> None:
-    assert sum(kind_of(one) == BOTH_WAYS for one in vops(2)) >= 14
-
-
 def test_a_seek_that_fails_is_not_needed(tmp_path: Path) -> None:
     """The index of the file flags no picture before the 13th; to one before it FFmpeg does not go."""
     path = write_avi(tmp_path / "a.avi", list(vops(0)), keys=[13, 24])
-    check_reads(path, [[place] for place in (0, 3, 11, 14, 25)])
+    check_reads(path, [[index] for index in (0, 3, 11, 14, 25)])

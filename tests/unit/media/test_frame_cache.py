@@ -19,7 +19,7 @@ from PIL import Image, features
 
 from tests.support.frame_folders import coloured, write_folder
 from vlm_pg.cache import provenance as machine
-from vlm_pg.cache.eviction import Outcome, places
+from vlm_pg.cache.eviction import Outcome, entry_files
 from vlm_pg.cache.provenance import source_digest
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.errors import ConfigError, SampleError
@@ -27,7 +27,7 @@ from vlm_pg.media import frame_cache, video_decoders
 from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.frame_cache import MadeOf, content_of, load_file, made_with, packed, unpacked
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.selection import WHOLE, Part
+from vlm_pg.media.sampling import WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import DecodedMedia, MediaRef
 
@@ -73,36 +73,42 @@ def test_packing_loses_nothing(shape: tuple[int, ...]) -> None:
 
 
 FILES = [
-    *("flipping_a_pancake.mkv", "nasa_13013.mp4", "av1_video.mkv", "h265_10bits.mp4", "bt709_full_range.mp4"),
-    *("video_90.mov", "unordered.mov"),
+    "flipping_a_pancake.mkv",
+    "nasa_13013.mp4",
+    "av1_video.mkv",
+    "h265_10bits.mp4",
+    "video_90.mov",
+    "unordered.mov",
 ]
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("part", [Part(), Part(start=0.0, end=0.5)], ids=["whole", "clip"])
+@pytest.mark.parametrize("part", [pytest.param(Part(), marks=pytest.mark.matrix), Part(start=0.0, end=0.5)])
 def test_real_files_come_back_bit_for_bit(
     media_dir: Path, tmp_path: Path, decoded: list[str], name: str, part: Part
 ) -> None:
-    kept = CacheSettings(folder=tmp_path / "cache")
+    cached = CacheSettings(folder=tmp_path / "cache")
     try:
         plain = decode_file("video", str(media_dir / name), SETTINGS, 28, part)
     except SampleError as fault:
         with pytest.raises(SampleError, match=fault.reason.split("_")[-1]):
-            load_file("video", str(media_dir / name), SETTINGS, 28, part, kept=kept)
-        assert not list(places(tmp_path / "cache"))
+            load_file("video", str(media_dir / name), SETTINGS, 28, part, cache_settings=cached)
+        assert not list(entry_files(tmp_path / "cache"))
         return
-    first, second = (load_file("video", str(media_dir / name), SETTINGS, 28, part, kept=kept) for _ in range(2))
+    first, second = (
+        load_file("video", str(media_dir / name), SETTINGS, 28, part, cache_settings=cached) for _ in range(2)
+    )
     assert same(first, plain) and same(second, plain) and decoded == [name]
 
 
 def test_an_entry_is_about_content_part_and_settings(media_dir: Path, tmp_path: Path, decoded: list[str]) -> None:
-    kept = CacheSettings(folder=tmp_path / "cache")
+    cached = CacheSettings(folder=tmp_path / "cache")
     one, other = tmp_path / "a.mkv", tmp_path / "b.mkv"
     shutil.copyfile(media_dir / "flipping_a_pancake.mkv", one)
     shutil.copyfile(one, other)
 
     def load(path: Path, settings: MediaSettings = SETTINGS, factor: int = 28, part: Part = WHOLE) -> DecodedMedia:
-        return load_file("video", str(path), settings, factor, part, kept=kept)
+        return load_file("video", str(path), settings, factor, part, cache_settings=cached)
 
     whole = load(one)
     assert same(load(other), whole) and decoded == ["a.mkv"], "the same content under another name"
@@ -130,11 +136,11 @@ def test_an_entry_is_about_content_part_and_settings(media_dir: Path, tmp_path: 
 
 
 def test_a_folder_of_pictures_is_kept_by_all_of_them(tmp_path: Path, decoded: list[str]) -> None:
-    kept, part = CacheSettings(folder=tmp_path / "cache"), Part(folder_fps=3.0)
+    cached, part = CacheSettings(folder=tmp_path / "cache"), Part(folder_fps=3.0)
     folder = write_folder(tmp_path / "a", [coloured(number) for number in range(9)])
 
     def load(path: Path, part: Part = part) -> DecodedMedia:
-        found = load_file("video", str(path), SETTINGS, 28, part, kept=kept)
+        found = load_file("video", str(path), SETTINGS, 28, part, cache_settings=cached)
         assert same(found, decode_file("video", str(path), SETTINGS, 28, part))
         return found
 
@@ -154,14 +160,14 @@ def test_a_folder_of_pictures_is_kept_by_all_of_them(tmp_path: Path, decoded: li
     assert len(decoded) == 5
     os.truncate(folder / "00001.png", 40)
     with pytest.raises(SampleError, match=r"'a/00001\.png' cannot be decoded"):
-        load_file("video", str(folder), SETTINGS, 28, part, kept=kept)
+        load_file("video", str(folder), SETTINGS, 28, part, cache_settings=cached)
     (folder / "00001.png").unlink()
     with pytest.raises(SampleError, match="begins with number 2"):
-        load_file("video", str(folder), SETTINGS, 28, part, kept=kept)
+        load_file("video", str(folder), SETTINGS, 28, part, cache_settings=cached)
 
 
 def test_a_file_that_changes_meanwhile_is_not_kept(media_dir: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    path, kept = tmp_path / "a.mkv", CacheSettings(folder=tmp_path / "cache")
+    path, cached = tmp_path / "a.mkv", CacheSettings(folder=tmp_path / "cache")
     shutil.copyfile(media_dir / "flipping_a_pancake.mkv", path)
 
     def decode(*arguments: Any) -> DecodedMedia:
@@ -169,33 +175,24 @@ def test_a_file_that_changes_meanwhile_is_not_kept(media_dir: Path, tmp_path: Pa
         return decode_file(*arguments)
 
     monkeypatch.setattr(frame_cache, "decode_file", decode)
-    load_file("video", str(path), SETTINGS, 28, kept=kept)
-    assert not list(places(tmp_path / "cache"))
+    load_file("video", str(path), SETTINGS, 28, cache_settings=cached)
+    assert not list(entry_files(tmp_path / "cache"))
 
 
 def test_images_and_subtitles_are_kept(tmp_path: Path, media_dir: Path, decoded: list[str]) -> None:
     from PIL import Image
 
-    kept = CacheSettings(folder=tmp_path / "cache")
+    cached = CacheSettings(folder=tmp_path / "cache")
     Image.effect_noise((90, 70), 80).convert("RGB").save(tmp_path / "a.png")
-    first, second = (load_file("image", str(tmp_path / "a.png"), SETTINGS, 28, kept=kept) for _ in range(2))
+    first, second = (load_file("image", str(tmp_path / "a.png"), SETTINGS, 28, cache_settings=cached) for _ in range(2))
     assert same(first, second) and decoded == ["a.png"]
     words, video = tmp_path / "a.srt", str(media_dir / "flipping_a_pancake.mkv")
     for text in ("Flip it.", "Eat it."):
         words.write_text(f"1\n00:00:01,000 --> 00:00:02,000\n{text}\n")
         for _ in range(2):
-            media = load_file("video", video, SETTINGS, 28, subtitles=str(words), kept=kept)
+            media = load_file("video", video, SETTINGS, 28, subtitles=str(words), cache_settings=cached)
             assert [cue.text for cue in media.subtitles] == [text]
     assert decoded == ["a.png", "flipping_a_pancake.mkv", "flipping_a_pancake.mkv"]
-
-
-def test_damaged_entries_are_decoded_anew(media_dir: Path, tmp_path: Path, decoded: list[str]) -> None:
-    kept, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "flipping_a_pancake.mkv")
-    plain = load_file("video", video, SETTINGS, 28, kept=kept)
-    [place] = places(tmp_path / "cache")
-    place.path.write_bytes(place.path.read_bytes()[:-3])
-    assert same(load_file("video", video, SETTINGS, 28, kept=kept), plain) and len(decoded) == 2
-    assert same(load_file("video", video, SETTINGS, 28, kept=kept), plain) and len(decoded) == 2
 
 
 def test_a_cache_that_cannot_be_written_costs_no_frames(
@@ -207,9 +204,9 @@ def test_a_cache_that_cannot_be_written_costs_no_frames(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Store, "write", full)
-    kept, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "video_90.mov")
+    cached, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "video_90.mov")
     with pytest.warns(UserWarning, match=r"cannot be written \(No space left on device\): frames are decoded again"):
-        media = load_file("video", video, SETTINGS, 28, kept=kept)
+        media = load_file("video", video, SETTINGS, 28, cache_settings=cached)
     assert same(media, decode_file("video", video, SETTINGS, 28))
 
 
@@ -217,31 +214,32 @@ def test_a_cache_that_cannot_be_written_costs_no_frames(
 def test_only_a_full_cache_is_called_full(
     media_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, outcome: Outcome
 ) -> None:
-    """One in which others make room at this moment is not; in neither case are the frames called kept."""
+    """One in which others make room at this moment is not; in neither case are the frames called cached."""
     monkeypatch.setattr(frame_cache.Store, "write", lambda *_: outcome)
-    kept, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "video_90.mov")
-    assert frame_cache.keep_file("video", video, SETTINGS, 28, WHOLE, "", kept, None) == (outcome is Outcome.KEPT)
-    told = [str(one.message) for one in recwarn if "cache" in str(one.message)]
-    assert len(told) == (outcome is Outcome.FULL) and all("has no room for more frames" in one for one in told)
+    cached, video = CacheSettings(folder=tmp_path / "cache"), str(media_dir / "video_90.mov")
+    assert frame_cache.store_file("video", video, SETTINGS, 28, WHOLE, "", cached, None) == (outcome is Outcome.STORED)
+    warned = [str(one.message) for one in recwarn if "cache" in str(one.message)]
+    assert len(warned) == (outcome is Outcome.FULL) and all("has no room for more frames" in one for one in warned)
 
 
+@pytest.mark.usefixtures("kept_templates")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_keeps_frames(media_dir: Path, tmp_path: Path, workers: int) -> None:
-    kept, settings = CacheSettings(folder=tmp_path / "cache"), SETTINGS.model_copy(update={"workers": workers})
+def test_the_loader_stores_frames(media_dir: Path, tmp_path: Path, workers: int) -> None:
+    cached, settings = CacheSettings(folder=tmp_path / "cache"), SETTINGS.model_copy(update={"workers": workers})
     refs = [MediaRef("video", name) for name in ("flipping_a_pancake.mkv", "video_90.mov", "corrupted.mp4")]
-    with MediaLoader(settings, media_dir) as plain, MediaLoader(settings, media_dir, kept=kept) as keeping:
+    with MediaLoader(settings, media_dir) as plain, MediaLoader(settings, media_dir, cache_settings=cached) as keeping:
         expected = plain.load(refs)
         for _ in range(2):
             got = keeping.load(refs)
             assert all(same(a, b) for a, b in zip(got[:2], expected[:2], strict=True))  # type: ignore[arg-type]
             assert isinstance(got[2], SampleError) and str(got[2]) == str(expected[2])
-    assert len(list(places(tmp_path / "cache"))) == 2
+    assert len(list(entry_files(tmp_path / "cache"))) == 2
 
 
 def test_a_folder_that_is_no_cache_is_refused_at_once(media_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="holds files and is no cache"):
-        MediaLoader(SETTINGS, media_dir, kept=CacheSettings(folder=tmp_path))
+        MediaLoader(SETTINGS, media_dir, cache_settings=CacheSettings(folder=tmp_path))
 
 
 FEW = MediaSettings(max_frames=4, max_pixels=20 * 28 * 28, workers=0)
@@ -280,7 +278,7 @@ CHANGES: dict[str, tuple[bool, bool, Callable[[pytest.MonkeyPatch], Any]]] = {
         *(False, True),
         lambda patched: patched.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"),
     ),
-    "a decoder that is not asked": (False, False, of_package("decord")),
+    "a decoder that is not requested": (False, False, of_package("decord")),
 }
 
 
@@ -308,8 +306,8 @@ def test_what_is_made_with_something_else_is_not_taken(
                 if changed:
                     CHANGES[name][2](patched)
                 made_with.cache_clear()
-                load_file(kind, str(path), FEW, 28, kept=cache)  # type: ignore[arg-type]
-            counts.append(len(list(places(tmp_path / "cache"))))
+                load_file(kind, str(path), FEW, 28, cache_settings=cache)  # type: ignore[arg-type]
+            counts.append(len(list(entry_files(tmp_path / "cache"))))
         assert counts == ([1, 2, 2, 2] if kind == "video" else [3, 4, 4, 4])
 
 
@@ -332,11 +330,11 @@ def test_our_code_is_all_of_this_package_by_its_content(tmp_path: Path) -> None:
 @pytest.fixture
 def torchcodec(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What its libraries say stands in here, as its wheel links none and takes those of the system."""
-    said, core = {"libavcodec": "61.3.100"}, ModuleType("torchcodec._core")
-    core.get_ffmpeg_library_versions = lambda: dict(said)  # type: ignore[attr-defined]
+    versions, core = {"libavcodec": "61.3.100"}, ModuleType("torchcodec._core")
+    core.get_ffmpeg_library_versions = lambda: dict(versions)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torchcodec", ModuleType("torchcodec"))
     monkeypatch.setitem(sys.modules, "torchcodec._core", core)
-    return said
+    return versions
 
 
 def test_a_decoder_is_more_than_its_version(torchcodec: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,16 +345,16 @@ def test_a_decoder_is_more_than_its_version(torchcodec: dict[str, str], monkeypa
     found.append(facts("video", "torchcodec"))
     of_package("decord")(monkeypatch)
     found.append(facts("video", "decord"))
-    assert all(one != other for place, one in enumerate(found) for other in found[:place])
+    assert all(one != other for index, one in enumerate(found) for other in found[:index])
 
 
 def test_a_gpu_that_decodes_is_named_by_its_driver(
     torchcodec: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """CUDA is not started for that, unless there is no other way to know."""
-    asked: list[int] = []
+    requested: list[int] = []
     monkeypatch.setattr(video_decoders, "gpu_number", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: asked.append(number) or f"GPU {number}")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: requested.append(number) or f"GPU {number}")
     monkeypatch.setattr(machine, "_GPUS", tmp_path / "gpus")
     monkeypatch.setattr(machine, "_DRIVERS", (tmp_path / "version",))
     found = []
@@ -365,34 +363,35 @@ def test_a_gpu_that_decodes_is_named_by_its_driver(
         (tmp_path / "gpus" / "0000:01" / "information").write_text(f"Model: \t {model}\nIRQ: 5\n")
         (tmp_path / "version").write_text(driver)
         found.append(facts("video", "torchcodec", "cuda"))
-    assert not asked and found[1]["gpu"] == ["H200", "580"]
+    assert not requested and found[1]["gpu"] == ["H200", "580"]
     (tmp_path / "gpus" / "0000:01" / "information").unlink()
     found += [facts("video", "torchcodec", "cuda"), facts("video", "torchcodec")]
-    assert asked == [3] and all(one != other for place, one in enumerate(found) for other in found[:place])
+    assert requested == [3] and all(one != other for index, one in enumerate(found) for other in found[:index])
 
 
-def kept(loader: MediaLoader, refs: list[MediaRef]) -> list[bool]:
+def cached(loader: MediaLoader, refs: list[MediaRef]) -> list[bool]:
     """One after the other."""
     found = []
     for ref in refs:
-        one = loader.keep(ref)
+        one = loader.store(ref)
         assert not isinstance(one, SampleError)
         found.append(one.result())
     return found
 
 
+@pytest.mark.usefixtures("kept_templates")
 @pytest.mark.filterwarnings("ignore:cache.folder")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_full_cache_is_told_of_wherever_it_is_noticed(media_dir: Path, tmp_path: Path, workers: int) -> None:
     """Once, by the process that has a terminal."""
     settings = FEW.model_copy(update={"workers": workers})
     refs = [MediaRef("video", f"video_{turn}.mov") for turn in (90, 180, 270)]
-    with MediaLoader(FEW, media_dir, kept=CacheSettings(folder=tmp_path / "all")) as loader:
-        assert kept(loader, refs) == [True] * 3
-    size = max(place.size for place in places(tmp_path / "all"))
+    with MediaLoader(FEW, media_dir, cache_settings=CacheSettings(folder=tmp_path / "all")) as loader:
+        assert cached(loader, refs) == [True] * 3
+    size = max(stored.size for stored in entry_files(tmp_path / "all"))
     small = CacheSettings(folder=tmp_path / "cache", max_gb=1.5 * size / 2**30)
-    with MediaLoader(settings, media_dir, kept=small) as loader:
-        with pytest.warns(UserWarning, match=r"has no room for more frames within cache\.max_gb") as told:
-            found = kept(loader, refs)
-        assert found == [True, False, False] and (len(told) == 1 or not workers)
+    with MediaLoader(settings, media_dir, cache_settings=small) as loader:
+        with pytest.warns(UserWarning, match=r"has no room for more frames within cache\.max_gb") as warned:
+            found = cached(loader, refs)
+        assert found == [True, False, False] and (len(warned) == 1 or not workers)
         assert all(not isinstance(one, SampleError) for one in loader.load(refs))

@@ -17,7 +17,7 @@ import pytest
 from tests.support.hostile_files import base_files
 from tests.support.hostile_paths import REFUSALS, make_root
 from tests.support.watch import Doorbell, OpenedFiles, own_descriptors
-from vlm_pg.cache.eviction import Place, Pruned, places, prune
+from vlm_pg.cache.eviction import EntryFile, Pruned, entry_files, prune
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import MARK, Entry, read_entry, serialized, verify
 from vlm_pg.errors import ConfigError, SampleError
@@ -67,7 +67,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def keeping(root: Path, cache: Path, settings: MediaSettings = SETTINGS, **options: Any) -> MediaLoader:
-    return MediaLoader(settings, root, kept=CacheSettings(folder=cache), **options)
+    return MediaLoader(settings, root, cache_settings=CacheSettings(folder=cache), **options)
 
 
 def load(loader: MediaLoader, path: str, kind: MediaKind = "video") -> DecodedMedia | SampleError:
@@ -93,14 +93,14 @@ def test_paths_are_refused_as_without_a_cache(root: Path, cache: Path, is_filled
     if is_filled:
         for path, kind in (("a.mp4", "video"), ("deep/B.MKV", "video"), ("c.png", "image")):
             assert isinstance(load(loader, path, kind), DecodedMedia)  # type: ignore[arg-type]
-        assert len(list(places(cache))) == 3
+        assert len(list(entry_files(cache))) == 3
     watched = OpenedFiles(root.parent)
     for kind, path, reason, _ in REFUSALS:
         assert refused(loader, path, kind) == refused(plain, path, kind)  # type: ignore[arg-type]
         assert refused(loader, path, kind)[0] == reason  # type: ignore[arg-type]
     assert "outside.mp4" not in watched.names()
     watched.close()
-    assert len(list(places(cache))) == 3 * is_filled
+    assert len(list(entry_files(cache))) == 3 * is_filled
 
 
 def test_a_name_that_becomes_a_link_is_judged_anew(root: Path, cache: Path) -> None:
@@ -127,12 +127,12 @@ def test_urls_are_judged_as_without_a_cache(root: Path, cache: Path, path: str) 
             assert refused(loader, other) == refused(plain, other)
     assert refused(keeping(root, cache), url)[0] == "remote_media" and door.rings == 0
     door.close()
-    assert len(list(places(cache))) == 1
+    assert len(list(entry_files(cache))) == 1
 
 
-def forged(entry: Entry, place: Place, tensors: Any = None, **about: Any) -> bytes:
+def forged(entry: Entry, stored: EntryFile, tensors: Any = None, **about: Any) -> bytes:
     """An entry that describes something else, with the checksum of that."""
-    content = serialized(place.kind, place.key, Entry(tensors or entry.tensors, {**entry.about, **about}))
+    content = serialized(stored.kind, stored.key, Entry(tensors or entry.tensors, {**entry.about, **about}))
     assert content is not None
     return content
 
@@ -147,7 +147,7 @@ def headed(header: bytes, body: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header)) + header + body
 
 
-def forgeries(entry: Entry, place: Place) -> Iterator[tuple[str, bytes]]:
+def forgeries(entry: Entry, stored: EntryFile) -> Iterator[tuple[str, bytes]]:
     """Contents of an entry's file that no store writes."""
     yield "empty", b""
     yield "header of 2^63", struct.pack("<Q", 1 << 63) + b"{}"
@@ -159,38 +159,38 @@ def forgeries(entry: Entry, place: Place) -> Iterator[tuple[str, bytes]]:
         yield f"metadata is {name}", headed(json.dumps({"__metadata__": {"entry": text}}).encode())
         yield f"header is {name}", headed(text.encode())
     yield "about is a list", headed(json.dumps({"__metadata__": {"entry": json.dumps(
-        {"kind": place.kind, "key": place.key, "about": [1], "checksum": "0"})}}).encode())  # fmt: skip
+        {"kind": stored.kind, "key": stored.key, "about": [1], "checksum": "0"})}}).encode())  # fmt: skip
     frames, count = entry.about["shape"], entry.about["shape"][0]
     for shape in ([1 << 40, 3, 28, 28], [0, 3, 28, 28], [-1, 3, -28, 28], [count, 3, 28.0, 28], "4", None, [True] * 4,
                   [count, 1, 28, 28], frames[:3], [count, 3, frames[2] + 1, frames[3]], [10**30] * 4,
                   [count, 3, 56, 28 * 100_000]):  # fmt: skip
-        yield f"shape {shape}", forged(entry, place, shape=shape)
-    yield "a bomb", forged(entry, place, zstd(512 << 20))
-    yield "a bomb that says so", forged(entry, place, zstd(512 << 20), shape=[count, 3, 28, (512 << 20) // 84 // count])
-    yield "too little", forged(entry, place, zstd(10))
-    yield "no zstd", forged(entry, place, {"packed": np.arange(50, dtype=np.uint8)})
-    yield "no tensor", forged(entry, place, {"other": np.arange(50, dtype=np.uint8)})
-    yield "floats", forged(entry, place, {"packed": np.ones((3, 5), np.float32)})
+        yield f"shape {shape}", forged(entry, stored, shape=shape)
+    yield "a bomb", forged(entry, stored, zstd(512 << 20))
+    yield "a stated bomb", forged(entry, stored, zstd(512 << 20), shape=[count, 3, 28, (512 << 20) // 84 // count])
+    yield "too little", forged(entry, stored, zstd(10))
+    yield "no zstd", forged(entry, stored, {"packed": np.arange(50, dtype=np.uint8)})
+    yield "no tensor", forged(entry, stored, {"other": np.arange(50, dtype=np.uint8)})
+    yield "floats", forged(entry, stored, {"packed": np.ones((3, 5), np.float32)})
     odd_cue = {"start": "0", "end": 1.0, "text": "a"}
     for odd in ({"kind": "image"}, {"frame_seconds": []}, {"frame_seconds": ["0"] * count}, {"frame_seconds": None},
                 {"sampled_fps": "x"}, {"sampled_fps": 1e999}, {"decoder": 3}, {"subtitles": [{"start": 0}]},
                 {"subtitles": [odd_cue]}, {"subtitles": 7}, {"subtitles": [None]}):  # fmt: skip
-        yield f"{odd}", forged(entry, place, **odd)
+        yield f"{odd}", forged(entry, stored, **odd)
 
 
 def test_forged_entries_are_made_anew(root: Path, cache: Path, pool: WorkerPool) -> None:
     """Within little memory; nothing is believed that cannot be what was asked for."""
     with keeping(root, cache, IN_WORKER, pool=pool) as loader:
         right = load(loader, "a.mp4")
-        [place] = places(cache)
-        whole = place.path.read_bytes()
-        entry = read_entry(place.path, place.kind, place.key)
-        forgotten = forgeries(entry, place)
+        [stored] = entry_files(cache)
+        whole = stored.path.read_bytes()
+        entry = read_entry(stored.path, stored.kind, stored.key)
+        forgotten = forgeries(entry, stored)
         count = 0
         for name, content in forgotten:
-            place.path.write_bytes(content)
+            stored.path.write_bytes(content)
             assert same(load(loader, "a.mp4"), right), name
-            assert place.path.read_bytes() == whole, name
+            assert stored.path.read_bytes() == whole, name
             count += 1
         assert count > 30
 
@@ -226,20 +226,20 @@ def test_what_stands_in_an_entrys_place_is_not_read(
     other.parent.mkdir()
     with keeping(root, cache, IN_WORKER, pool=pool) as loader:
         right = load(loader, "a.mp4")
-        [place] = places(cache)
-        whole = place.path.read_bytes()
+        [stored] = entry_files(cache)
+        whole = stored.path.read_bytes()
         other.write_bytes(whole)
         watched = OpenedFiles(other.parent)
         before = own_descriptors()
         for ask in ("load", "verify"):
-            place.path.unlink()
-            STANDS_THERE[what](place.path, other)
+            stored.path.unlink()
+            STANDS_THERE[what](stored.path, other)
             if ask == "load":
                 assert same(load(loader, "a.mp4"), right)
-                assert place.path.is_file() and not place.path.is_symlink()
-                assert place.path.read_bytes() == whole
+                assert stored.path.is_file() and not stored.path.is_symlink()
+                assert stored.path.read_bytes() == whole
             else:
-                assert [well for _, well in verify(cache)] == [False] and not place.path.is_symlink()
+                assert [well for _, well in verify(cache)] == [False] and not stored.path.is_symlink()
         assert own_descriptors() == before and watched.names() == set()
         watched.close()
         assert [path.name for path in other.parent.iterdir()] == ["precious"]
@@ -248,27 +248,27 @@ def test_what_stands_in_an_entrys_place_is_not_read(
 def test_a_folder_in_an_entrys_place_stays_and_costs_no_frames(root: Path, cache: Path) -> None:
     loader = keeping(root, cache)
     right = load(loader, "a.mp4")
-    [place] = places(cache)
-    place.path.unlink()
-    place.path.mkdir()
-    (place.path / "mine").write_text("precious")
+    [stored] = entry_files(cache)
+    stored.path.unlink()
+    stored.path.mkdir()
+    (stored.path / "mine").write_text("precious")
     before = own_descriptors()
     with pytest.warns(UserWarning, match="cannot be written"):
         assert same(load(loader, "a.mp4"), right)
-    assert own_descriptors() == before and not list(places(cache)) and not list(verify(cache))
-    assert prune(cache, 0) == Pruned(0, 0, 0) and (place.path / "mine").read_text() == "precious"
+    assert own_descriptors() == before and not list(entry_files(cache)) and not list(verify(cache))
+    assert prune(cache, 0) == Pruned(0, 0, 0) and (stored.path / "mine").read_text() == "precious"
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_nothing_is_kept_behind_a_link(root: Path, cache: Path, tmp_path: Path, depth: int) -> None:
     loader = keeping(root, cache)
     right = load(loader, "a.mp4")
-    [place] = places(cache)
-    folder = place.path.parents[depth]
+    [stored] = entry_files(cache)
+    folder = stored.path.parents[depth]
     shutil.move(folder, tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")
     moved = {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")}
-    assert not list(places(cache))
+    assert not list(entry_files(cache))
     with pytest.warns(UserWarning, match="a link that leads elsewhere"):
         assert same(load(loader, "a.mp4"), right)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "elsewhere").rglob("*")} == moved
@@ -280,8 +280,8 @@ def test_lock_and_account_are_no_way_to_another_file(root: Path, cache: Path, tm
     for make in (lambda path: path.symlink_to(tmp_path / "precious"), os.mkfifo, os.mkdir):
         frame_cache._store.cache_clear()
         load(keeping(root, cache), "a.mp4")
-        [place] = places(cache)
-        place.path.unlink()
+        [stored] = entry_files(cache)
+        stored.path.unlink()
         (cache / ".room").unlink()
         lock = cache / name
         lock.unlink(missing_ok=True)

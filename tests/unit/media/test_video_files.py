@@ -10,34 +10,34 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.clips import Clip, number_of, write
+from tests.support.odd_clips import encode, read_index
+from tests.support.refusals import refused
 from vlm_pg.errors import SampleError
+from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.media import seeking
 from vlm_pg.media.boundary import DecodeFailure
-from vlm_pg.media.container import read_header
+from vlm_pg.media.container import VideoHeader, open_video
 from vlm_pg.media.decode_file import decode_file, decode_video, resize_frames
-from vlm_pg.media.index import EntryPoint, read_index
+from vlm_pg.media.index import EntryPoint
+from vlm_pg.media.seeking import PyAVDecoder
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.media.video_decoders import DecordDecoder, PyAVDecoder
+from vlm_pg.media.video_decoders import DecordDecoder
 
-READABLE_BY_BOTH = (
-    "flipping_a_pancake.mkv",
-    "nasa_13013.mp4",
-    "h264_10bits.mp4",
-    "h265_10bits.mp4",
-    "bt709_full_range.mp4",
-    "unordered.mov",
-    "video_0.mov",
-    "video_90.mov",
-    "video_180.mov",
-    "video_270.mov",
-)
+READABLE_BY_BOTH = [
+    *("flipping_a_pancake.mkv", "nasa_13013.mp4", "h265_10bits.mp4", "unordered.mov", "video_90.mov"),
+    *(
+        pytest.param(name, marks=pytest.mark.matrix)
+        for name in ("h264_10bits.mp4", "bt709_full_range.mp4", "video_0.mov", "video_180.mov", "video_270.mov")
+    ),
+]
 
 
 def decode(path: Path, **changes):
     return decode_video(path, MediaSettings(**changes), 28)
 
 
-@pytest.mark.parametrize("patch_size", [14, 16])
+@pytest.mark.parametrize("patch_size", [14, pytest.param(16, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("name", READABLE_BY_BOTH)
 def test_frames_and_pixels_of_qwen_vl_utils(media_dir: Path, name: str, patch_size: int):
     """Same indices, rate and resized pixels as ``fetch_video`` with its decord reader; 10 bits with decord only."""
@@ -60,7 +60,7 @@ def test_frames_and_pixels_of_qwen_vl_utils(media_dir: Path, name: str, patch_si
     assert media.frame_seconds == pytest.approx(shown, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", READABLE_BY_BOTH)
+@pytest.mark.parametrize("name", ["h265_10bits.mp4", "nasa_13013.mp4", "video_90.mov"])
 def test_both_decoders_agree(media_dir: Path, name: str):
     """Same frames at the same times; pixels equal except where 10-bit colour is interpolated differently."""
     ours, theirs = (decode(media_dir / name, decoder=decoder) for decoder in ("decord", "pyav"))
@@ -74,119 +74,40 @@ def test_both_decoders_agree(media_dir: Path, name: str):
 
 def test_times_count_from_the_first_frame(tmp_path: Path):
     """MPEG-TS starts counting where it likes; a viewer's clock, and the times the model reads, start at 0."""
-    import av
-
-    path = tmp_path / "offset.ts"
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width = stream.height = 64
-        for place in range(20):
-            frame = av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), format="rgb24")
-            frame.pts = 100 + place
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+    path = encode(tmp_path / "offset.ts", list(range(100, 120)), "mpeg4", clock=25)
     assert read_index(path).pts_seconds[0] > 1.0
-    media = decode(path, decoder="pyav")
-    assert media.frame_seconds == pytest.approx([0.0, 0.6, 1.3, 1.9], abs=1e-6)
+    assert decode(path).frame_seconds == pytest.approx([0.0, 0.24, 0.52, 0.76], abs=1e-6)
 
 
-def test_av1_needs_pyav(media_dir: Path):
+def test_av1_and_open_groups_need_pyav(media_dir: Path):
     media = decode(media_dir / "av1_video.mkv")
     assert media.decoder == "pyav"
     assert media.frames.shape == (10, 3, 224, 420)
     assert media.frame_seconds[-1] == pytest.approx(4.96)
     assert media.sampled_fps == pytest.approx(2.0)
+    with pytest.raises(SampleError, match="decord misplaces frames"):
+        decode(media_dir / "h265_video.mp4", decoder="decord")
     with pytest.raises(SampleError, match=r"wanted index: -1\. A complete file .* set media\.decoder=auto"):
         decode(media_dir / "av1_video.mkv", decoder="decord")
 
 
-def test_pyav_seeking_equals_decoding_everything(media_dir: Path):
-    """nasa_13013 has several key frames: seeking must neither miss nor shift a frame."""
-    import av
-
-    index = read_index(media_dir / "nasa_13013.mp4")
-    decoder = PyAVDecoder(media_dir / "nasa_13013.mp4", index)
-    with av.open(str(media_dir / "nasa_13013.mp4")) as container:
-        stream = container.streams.best("video")
-        everything = [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]
-    assert len(everything) == len(index.pts) == 390
-    for indices in ([389], [0], [249, 250, 251], list(range(0, 390, 37)), [388, 389]):
-        assert np.array_equal(decoder.read(indices), np.stack([everything[index] for index in indices]))
-
-
-@pytest.mark.parametrize("decoder", [DecordDecoder, PyAVDecoder])
-def test_the_larger_of_two_streams_is_read(media_dir: Path, decoder):
-    assert read_header(media_dir / "nasa_13013.mp4").width == 480
-    index = read_index(media_dir / "nasa_13013.mp4")
-    assert decoder(media_dir / "nasa_13013.mp4", index).read([0]).shape == (1, 270, 480, 3)
-
-
-@pytest.mark.parametrize("decoder", [DecordDecoder, PyAVDecoder])
-@pytest.mark.parametrize(("angle", "quarter_turns"), [(0, 0), (90, 3), (180, 2), (270, 1)])
-def test_rotation_is_applied(media_dir: Path, decoder, angle: int, quarter_turns: int):
-    """Four shots of a keyboard, letters upright once the stored picture is turned counter-clockwise so many times."""
-    import av
-
-    path = media_dir / f"video_{angle}.mov"
-    with av.open(str(path)) as container:
-        stored = next(container.decode(video=0)).to_ndarray(format="rgb24")
-    assert stored.shape == (320, 568, 3)
-    upright = decoder(path, read_index(path)).read([0])[0]
-    assert upright.shape == ((568, 320, 3) if angle in (90, 270) else (320, 568, 3))
-    assert np.array_equal(upright, np.rot90(stored, quarter_turns))
-
-
-def test_open_groups_of_pictures(media_dir: Path):
-    """h265_video shows its frame number. decord returns frame 7 for frame 9 there; we must not."""
-    import av
-    import decord
-
-    path = media_dir / "h265_video.mp4"
-    with av.open(str(path)) as container:
-        everything = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-    wrong = decord.VideoReader(str(path), num_threads=1).get_batch([0, 3, 6, 9]).asnumpy()
-    assert not np.array_equal(wrong, everything[[0, 3, 6, 9]]), "decord got it right: the refusal can go"
-    media = decode(path)
-    assert media.frame_seconds == pytest.approx([0.0, 0.3, 0.6, 0.9])
-    assert np.array_equal(media.frames, resize_frames(everything[[0, 3, 6, 9]], 140, 140))
-    with pytest.raises(SampleError, match="decord misplaces frames"):
-        decode(path, decoder="decord")
-
-
 @pytest.mark.parametrize("decoder", ["auto", "decord", "pyav"])
 def test_a_corrupted_file_is_named_as_such(media_dir: Path, decoder: str):
-    with pytest.raises(
-        SampleError, match=r"'corrupted\.mp4' cannot be decoded: .* is needed\. Fetch or re-encode"
-    ) as got:
+    with refused("corrupt_media", r"'corrupted\.mp4' cannot be decoded: .* is needed\. Fetch or re-encode"):
         decode(media_dir / "corrupted.mp4", decoder=decoder)
-    assert got.value.reason == "corrupt_media"
-
-
-def test_a_file_that_is_no_video(tmp_path: Path):
-    (tmp_path / "a.mp4").write_bytes(b"no video at all" * 100)
-    with pytest.raises(SampleError, match=r"'a\.mp4' cannot be decoded") as got:
-        decode(tmp_path / "a.mp4")
-    assert got.value.reason == "corrupt_media"
-    with pytest.raises(DecodeFailure) as failure:
-        read_index(tmp_path / "a.mp4")
-    assert failure.value.stage == "open"
 
 
 def test_a_video_cut_short(media_dir: Path, tmp_path: Path):
     """Half of an mp4 whose index comes first: frames that are not there are a fault, not the last frame repeated."""
     data = (media_dir / "flipping_a_pancake.mkv").read_bytes()
     (tmp_path / "half.mkv").write_bytes(data[: len(data) // 2])
-    with pytest.raises(
-        SampleError, match=r"cut off: its header states 10\.4 s, 5\.\d s are there\. At most .* Fetch"
-    ) as got:
+    with refused("truncated_media", r"cut off: its header states 10\.4 s, 5\.\d s are there\. At most .* Fetch"):
         decode(tmp_path / "half.mkv")
-    assert got.value.reason == "truncated_media"
     assert decode(tmp_path / "half.mkv", max_missing_share=0.6).frame_seconds[-1] < 9
     data = (media_dir / "bt709_full_range.mp4").read_bytes()
     (tmp_path / "half.mp4").write_bytes(data[: len(data) // 2])
-    with pytest.raises(SampleError) as got:
+    with refused("corrupt_media"):
         decode(tmp_path / "half.mp4", decoder="pyav")
-    assert got.value.reason == "corrupt_media"
 
 
 def test_decoders_deliver_exactly_the_indexed_frames_or_fail(media_dir: Path):
@@ -239,70 +160,63 @@ def test_running_out_of_memory_is_a_fault_of_the_file(tmp_path: Path, monkeypatc
         raise MemoryError
 
     monkeypatch.setattr("vlm_pg.media.decode_file.decode_image", greedy)
-    with pytest.raises(
-        SampleError, match=r"'a\.png' does not fit into memory .* should\. Scale .* media\.worker_mem"
-    ) as got:
+    with refused("out_of_memory", r"'a\.png' does not fit into memory .* should\. Scale .* media\.worker_mem"):
         decode_file("image", str(tmp_path / "a.png"), MediaSettings(), 28)
-    assert got.value.reason == "out_of_memory"
-
-
-def encode(path: Path, frames: int, width: int = 64, height: int = 48, rate: int = 10, audio: bool = False) -> None:
-    import av
-
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=rate)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for index in range(frames):
-            pixels = np.full((height, width, 3), index * 10, dtype=np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode())
 
 
 def test_a_single_frame_is_too_few(tmp_path: Path):
-    encode(tmp_path / "one.mp4", 1)
-    with pytest.raises(SampleError, match="has 1 frame") as got:
+    encode(tmp_path / "one.mp4", [0], "mpeg4", clock=25)
+    with refused("too_few_frames", "has 1 frame"):
         decode(tmp_path / "one.mp4")
-    assert got.value.reason == "too_few_frames"
 
 
-def test_limits_of_the_header(tmp_path: Path):
-    encode(tmp_path / "a.mp4", 20)
-    for changes, reason, message in (
-        (
-            {"max_video_frame_pixels": 3000},
-            "video_too_large",
-            r"64x48 pixels\. At most 3000 pixels .* raise media\.max_video_fr",
-        ),
-        (
-            {"max_video_seconds": 1},
-            "video_too_long",
-            r"lasts 2 s\. At most 1 s are allowed\. Cut .*media\.max_video_sec",
-        ),
-        (
-            {"max_video_frames": 19},
-            "video_too_long",
-            r"has more frames than 19, the most that are allowed\. Cut .*media\.max_video_fr",
-        ),
-    ):
-        with pytest.raises(SampleError, match=message) as got:
-            decode(tmp_path / "a.mp4", **changes)
-        assert got.value.reason == reason
+@pytest.mark.parametrize(
+    ("changes", "reason", "message"),
+    [
+        ({"max_video_frame_pixels": 4000}, "video_too_large", r"96x64 pixels\. At most 4000 .* media\.max_video_fr"),
+        ({"max_video_seconds": 1}, "video_too_long", r"lasts 2 s\. At most 1 s are .*media\.max_video_sec"),
+        ({"max_video_frames": 49}, "video_too_long", r"more frames than 49, the most .* Cut .*media\.max_video_fr"),
+    ],
+)
+def test_limits_of_the_header(tmp_path: Path, changes: dict[str, int], reason: str, message: str):
+    encode(tmp_path / "a.mp4", list(range(50)), "mpeg4", clock=25)
+    with refused(reason, message):
+        decode(tmp_path / "a.mp4", **changes)
 
 
 def test_a_strip_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    encode(tmp_path / "a.mp4", 4, width=4096, height=16)
+    header = VideoHeader(width=4096, height=16, duration_seconds=1.0, video_seconds=1.0, stated_fps=25.0)
+    encode(tmp_path / "a.mp4", list(range(4)), "mpeg4", clock=25)
+    monkeypatch.setattr("vlm_pg.media.decode_file.header_of", lambda *_: header)
     monkeypatch.setattr("vlm_pg.media.decode_file.index_of", lambda *_: pytest.fail("decoded"))
-    with pytest.raises(SampleError) as got:
+    with refused("bad_aspect_ratio"):
         decode(tmp_path / "a.mp4")
-    assert got.value.reason == "bad_aspect_ratio"
 
 
-@pytest.mark.parametrize("decoder", ["decord", "pyav"])
-def test_reading_in_runs_changes_nothing(media_dir: Path, monkeypatch: pytest.MonkeyPatch, decoder: str):
+def test_every_protocol_of_video_mmmu_shows_the_last_frame() -> None:
+    of_set = [load_protocol(name) for name in protocol_names() if name.startswith("video_mmmu/")]
+    assert {one.media_settings(MediaSettings()).last_frame for one in of_set} == {"always"}
+    assert load_protocol("video_mme/lmms").media_settings(MediaSettings()).last_frame == "as_sampled"
+
+
+def test_a_file_that_was_cut_before_its_last_frame(tmp_path: Path) -> None:
+    """Of 48 frames one is 2 %, which media.max_missing_share lets pass: with last_frame=always it is refused."""
+    path = write(Clip("mpeg4", "mp4", "plain", {"bf": "0"}, {"movflags": "faststart"}), tmp_path)
+    with open_video(path) as (container, _):
+        last = max(packet.pos for packet in container.demux() if packet.size)
+    shown = [number_of(decode(path, last_frame="always").frames[-1].transpose(1, 2, 0))]
+    path.write_bytes(path.read_bytes()[:last])
+    shown.append(number_of(decode(path).frames[-1].transpose(1, 2, 0)))
+    assert shown == [47, 46]
+    with refused("truncated_media", r"lacks its last frame: its header states 1\.920 s, 1\.880 s are"):
+        decode(path, last_frame="always")
+
+
+def test_reading_in_runs_changes_nothing(media_dir: Path, monkeypatch: pytest.MonkeyPatch):
     """Frames are read in runs that bound memory; the result is that of one run."""
-    whole = decode(media_dir / "flipping_a_pancake.mkv", decoder=decoder)
+    whole = decode(media_dir / "flipping_a_pancake.mkv")
     monkeypatch.setattr("vlm_pg.media.decode_file.RUN_BYTES", 3 * 240 * 426 * 3)
-    parts = decode(media_dir / "flipping_a_pancake.mkv", decoder=decoder)
+    parts = decode(media_dir / "flipping_a_pancake.mkv")
     assert np.array_equal(whole.frames, parts.frames)
 
 

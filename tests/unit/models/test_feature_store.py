@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.support.groups import make_case, tiny_policy
-from vlm_pg.cache.eviction import Outcome, places
+from vlm_pg.cache.eviction import Outcome, entry_files
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Entry, Store, read_entry, serialized
 from vlm_pg.distributed import SequenceGroup
@@ -156,16 +156,16 @@ ODD: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
 def test_an_entry_that_cannot_be_these_features_is_made_anew(tmp_path: Path, prompt: Prompt, change: str) -> None:
     policy, calls, _ = keeping(tmp_path / "cache")
     [expected] = encode(policy, [prompt])
-    [place] = places(tmp_path / "cache")
-    whole = place.path.read_bytes()
-    entry = read_entry(place.path, KIND, place.key)
+    [stored] = entry_files(tmp_path / "cache")
+    whole = stored.path.read_bytes()
+    entry = read_entry(stored.path, KIND, stored.key)
     tensors, about = dict(entry.tensors), dict(entry.about)
     ODD[change](tensors, about)
-    forged = serialized(KIND, place.key, Entry(tensors, about))
+    forged = serialized(KIND, stored.key, Entry(tensors, about))
     assert forged is not None
-    place.path.write_bytes(forged)
+    stored.path.write_bytes(forged)
     assert torch.equal(encode(policy, [prompt])[0], expected) and calls.count == 2
-    assert place.path.read_bytes() == whole
+    assert stored.path.read_bytes() == whole
 
 
 def test_a_single_frame_is_one_call_however_it_is_divided(tmp_path: Path, prompt: Prompt) -> None:
@@ -197,7 +197,7 @@ def test_the_tower_is_called_once_ever(tmp_path: Path, family: str, dtype: torch
     found = second.vision.encode(prompts)
     assert found[1].features is None and calls.count == 0
     assert all(one.weights_version == second.vision.version and not one.carries_graph for one in found)
-    assert len(list(places(tmp_path / "cache"))) == len(media)
+    assert len(list(entry_files(tmp_path / "cache"))) == len(media)
 
 
 def test_pieces_of_another_size_are_entries_of_their_own(tmp_path: Path, prompt: Prompt) -> None:
@@ -212,13 +212,13 @@ def test_pieces_of_another_size_are_entries_of_their_own(tmp_path: Path, prompt:
 def test_a_damaged_entry_is_made_anew(tmp_path: Path, prompt: Prompt) -> None:
     policy, calls, _ = keeping(tmp_path / "cache")
     [expected] = encode(policy, [prompt])
-    [place] = places(tmp_path / "cache")
-    content = place.path.read_bytes()
+    [stored] = entry_files(tmp_path / "cache")
+    content = stored.path.read_bytes()
     damages = (content[:-1], content[:100], b"", content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     for number, damage in enumerate(damages):
-        place.path.write_bytes(damage)
+        stored.path.write_bytes(damage)
         assert torch.equal(encode(policy, [prompt])[0], expected)
-        assert calls.count == number + 2 and place.path.read_bytes() == content, "the same bytes as before"
+        assert calls.count == number + 2 and stored.path.read_bytes() == content, "the same bytes as before"
     assert policy.vision.kept is not None and policy.vision.kept.store.uses.damaged == len(damages)
 
 
@@ -247,13 +247,13 @@ def test_a_cache_in_which_others_make_room_is_not_called_full(
 def test_an_entry_beyond_memory_goes_to_disk_and_one_beyond_the_limit_nowhere(tmp_path: Path, prompt: Prompt) -> None:
     policy, calls, _ = keeping(tmp_path / "cache")
     encode(policy, [prompt])
-    assert len(list(places(tmp_path / "cache"))) == 1 and not policy.vision._kept
+    assert len(list(entry_files(tmp_path / "cache"))) == 1 and not policy.vision._kept
     small = tiny_policy(**SETTINGS)
     keep_features(small, CacheSettings(folder=tmp_path / "small", max_gb=1e-9))
     with pytest.warns(UserWarning, match="has no room for more visual features within cache.max_gb"):
         found = encode(small, [prompt])
     assert torch.equal(found[0], encode(policy, [prompt])[0])
-    assert not list(places(tmp_path / "small")) and calls.count == 1
+    assert not list(entry_files(tmp_path / "small")) and calls.count == 1
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_tower_that_trains_never_touches_the_disk(tmp_path: Path, prompt: Prom
     """Nor does one that has trained: what is on disk is of the weights before."""
     policy, _, _ = keeping(tmp_path / "cache")
     [before] = encode(policy, [prompt])
-    entries = list(places(tmp_path / "cache"))
+    entries = list(entry_files(tmp_path / "cache"))
     tower = policy.family.vision_tower(policy.model).requires_grad_(True)
     policy.weights_changed(vision_trains=True)
     assert policy.vision.encode([prompt], with_graph=True)[0].carries_graph
@@ -289,7 +289,7 @@ def test_a_tower_that_trains_never_touches_the_disk(tmp_path: Path, prompt: Prom
         next(tower.parameters()).mul_(2)
     policy.weights_changed(vision_trains=False)
     assert not torch.equal(encode(policy, [prompt])[0], before)
-    assert list(places(tmp_path / "cache")) == entries
+    assert list(entry_files(tmp_path / "cache")) == entries
 
 
 class Two(SequenceGroup):
@@ -317,7 +317,7 @@ def test_two_processes_run_the_tower_together_or_not_at_all(
 
     monkeypatch.setattr(policy.vision, "_encoded", together)
     [expected] = encode(policy, [prompt], sequence=Two(rank, found_there=False))
-    assert len(ran) == 1 and len(list(places(tmp_path / "cache"))) == (1 if rank == 0 else 0)
+    assert len(ran) == 1 and len(list(entry_files(tmp_path / "cache"))) == (1 if rank == 0 else 0)
     assert policy.vision.kept is not None
     policy.vision.kept.write(prompt, expected.view(torch.float32), [policy.vision.kept.host] * 2)
     for found_there, runs in ((True, 1), (False, 2)):

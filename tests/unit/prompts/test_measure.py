@@ -20,8 +20,8 @@ from tests.support.groups import tiny_policy
 from tests.support.runs import ROOT, save_tiny_model
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
 from vlm_pg.errors import ModelError, SampleError
+from vlm_pg.media.decode_file import MediaFacts
 from vlm_pg.media.loader import MediaLoader
-from vlm_pg.media.probe import MediaFacts
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.loading import WeightlessPolicy, load_policy
 from vlm_pg.models.settings import ModelSettings

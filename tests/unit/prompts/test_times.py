@@ -16,7 +16,7 @@ from tests.support.tiny import tiny_processor
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import SampleError
 from vlm_pg.media.decode_file import decode_file
-from vlm_pg.media.selection import Part
+from vlm_pg.media.sampling import Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.prompt_tree import prompt_tree
 from vlm_pg.prompts.builder import PromptBuilder

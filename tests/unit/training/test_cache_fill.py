@@ -9,7 +9,7 @@ import peft
 import pytest
 
 from tests.support.small_run import small_run
-from vlm_pg.cache.eviction import places
+from vlm_pg.cache.eviction import entry_files
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.config import load_config
 from vlm_pg.errors import ConfigError
@@ -36,7 +36,7 @@ def filled(run: Path, folder: Path, *overrides: str) -> int:
 
 
 def features(folder: Path) -> list[int]:
-    return [place.size for place in places(folder) if place.kind == "features"]
+    return [stored.size for stored in entry_files(folder) if stored.kind == "features"]
 
 
 def test_what_does_not_fit_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,13 +57,13 @@ def test_frames_that_do_not_fit_are_counted(run: Path, tmp_path: Path, capsys: p
     options = ["cache.frames=true", "cache.features=false"]
     filled(run, tmp_path / "all", *options)
     assert "3 of 3 media are kept" in capsys.readouterr().out
-    limit = 2.5 * max(place.size for place in places(tmp_path / "all"))
+    limit = 2.5 * max(stored.size for stored in entry_files(tmp_path / "all"))
     frame_cache._store.cache_clear()
     with pytest.warns(UserWarning, match="has no room for more frames within cache.max_gb"):
         assert filled(run, tmp_path / "fewer", *options, f"cache.max_gb={limit / 2**30}") == 0
     said = capsys.readouterr().out
     assert "train.jsonl: 2 of 3 media are kept, 0 cannot be used\n1 are not kept: they are URLs, have no room" in said
-    assert len(list(places(tmp_path / "fewer"))) == 2
+    assert len(list(entry_files(tmp_path / "fewer"))) == 2
 
 
 def test_an_adapter_in_the_tower_is_part_of_it(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_an_adapter_in_the_tower_is_part_of_it(run: Path, tmp_path: Path, capsys
     folder = tmp_path / "cache"
     filled(run, folder, f"model.path={tmp_path / 'adapter'}")
     assert "the adapter in model.path reaches into the vision tower, so the whole model is" in capsys.readouterr().out
-    of_adapter = {place.key for place in places(folder)}
+    of_adapter = {stored.key for stored in entry_files(folder)}
     policy = load_policy(tmp_path / "adapter")
     keep_features(policy, CacheSettings(folder=folder))
     assert policy.vision.kept is not None
@@ -146,7 +146,7 @@ media: {frames: uniform, num_frames: 2}
 def test_evaluation_finds_what_was_filled_in_for_its_protocol(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its frames, whole videos in place of clips, and the first of the questions that it asks."""
+    """Its frames, whole videos in stored of clips, and the first of the questions that it asks."""
     clips = run.parent / "clips"
     first, second, *_ = [json.loads(line) for line in (clips / "eval_seen.jsonl").read_text().splitlines()]
     other = {**first, "problem_id": "other", "problem_type": "free-form", "options": []}
@@ -164,7 +164,7 @@ def test_evaluation_finds_what_was_filled_in_for_its_protocol(
     ]
     cache = tmp_path / "cache"
     assert filled(run, cache, *options) == 0
-    there = {(place.kind, place.key) for place in places(cache)}
+    there = {(stored.kind, stored.key) for stored in entry_files(cache)}
     assert sorted(kind for kind, _ in there) == ["features", "frames"]
     evaluate(load_config(run, [f"cache.folder={cache}", *options]), None)
-    assert {(place.kind, place.key) for place in places(cache)} == there
+    assert {(stored.kind, stored.key) for stored in entry_files(cache)} == there

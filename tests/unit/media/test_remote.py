@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import socket
-import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.odd_servers import Server
+from tests.support.refusals import refused
 from tests.support.watch import Doorbell
 from vlm_pg.errors import SampleError
 from vlm_pg.media import remote
+from vlm_pg.media.decode_file import decode_file
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.paths import checked_url, resolve, shown_url
 from vlm_pg.media.remote import download, is_public
@@ -27,7 +28,8 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fails(url: str, **changes) -> SampleError:
-    with pytest.raises(SampleError) as got, download(url, MediaSettings(remote_timeout_seconds=5, **changes)):
+    settings = MediaSettings(**{"remote_timeout_seconds": 5, **changes})
+    with pytest.raises(SampleError) as got, download(url, settings):
         pytest.fail("downloaded")
     return got.value
 
@@ -119,29 +121,10 @@ def test_a_name_with_one_private_address_is_refused(monkeypatch: pytest.MonkeyPa
     assert "host 'example.org' is at 10.0.0.1" in str(fails("http://example.org/x.mp4"))
 
 
-def serve(answer: bytes) -> tuple[str, Callable[[], None]]:
-    """A server that gives every caller the same bytes."""
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def run() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            with connection:
-                connection.recv(65536)
-                connection.sendall(answer)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def close() -> None:
-        listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
-        thread.join()
-
-    return f"http://127.0.0.1:{listening.getsockname()[1]}/x.mp4", close
+def failure(answer: bytes, **changes) -> SampleError:
+    """Of a download from a server that gives every caller the same bytes."""
+    with Server(lambda _: iter([answer])) as server:
+        return fails(f"http://127.0.0.1:{server.port}/x.mp4", remote_private_hosts=("127.0.0.1",), **changes)
 
 
 ANSWERS = {
@@ -170,9 +153,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_whatever_a_server_answers_is_no_fault_of_the_program(name: str):
     """Refused, never with another error, never with a secret."""
-    url, close = serve(ANSWERS[name])
-    error = fails(url, remote_private_hosts=("127.0.0.1",), max_remote_bytes=10_000)
-    close()
+    error = failure(ANSWERS[name], max_remote_bytes=10_000)
     assert error.reason == "download_failed" and "secret" not in str(error) + error.trace
 
 
@@ -197,20 +178,35 @@ def test_what_is_not_asked_for_is_not_read(head: bytes):
     assert server.sent < 20_000_000
 
 
+PLAIN = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "reason", "message"),
     [
-        ("part", r"the server answers 206, not 200 and the whole file\. A server that answers within 5 s is needed"),
-        ("compressed", "the server states Content-Encoding 'gzip'"),
-        ("two-lengths", "the server states a Content-Length that is no number, or several"),
-        ("secret-scheme", "redirected to 'gopher://host/[?]...': its scheme is neither http nor https"),
+        (ANSWERS["part"], "download_failed", r"answers 206, not 200 and the whole file\. A server th"),
+        (ANSWERS["compressed"], "download_failed", "the server states Content-Encoding 'gzip'"),
+        (ANSWERS["two-lengths"], "download_failed", "states a Content-Length that is no number, or several"),
+        (ANSWERS["secret-scheme"], "download_failed", "'gopher://host/[?]...': its scheme is neither http nor"),
+        (b"HTTP/1.1 404 Gone\r\n\r\n", "download_failed", r"downloaded: .*404.* is needed\. Try again later, or"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "download_failed", "could not be downloaded"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2000\r\n\r\n", "download_too_large", r"larger than 1000 bytes, the most"),
+        (PLAIN + b"x" * 2000, "download_too_large", r"larger than 1000 bytes, .* Use a smaller file, or raise"),
     ],
 )
-def test_why_an_answer_is_refused(answer: str, message: str):
-    url, close = serve(ANSWERS[answer])
-    with pytest.raises(SampleError, match=message):
-        raise fails(url, remote_private_hosts=("127.0.0.1",))
-    close()
+def test_why_an_answer_is_refused(answer: bytes, reason: str, message: str):
+    with refused(reason, message):
+        raise failure(answer, max_remote_bytes=1000)
+
+
+def test_a_download_is_decoded_also_behind_a_redirect(media_dir: Path):
+    content = (media_dir / "h265_video.mp4").read_bytes()
+    local = decode_file("video", str(media_dir / "h265_video.mp4"), MediaSettings(), 28)
+    moved = b"HTTP/1.1 302 X\r\nLocation: /video.mp4\r\n\r\n"
+    with Server(lambda server: iter([moved if server.callers == 1 else PLAIN + content])) as server:
+        settings = MediaSettings(remote_private_hosts=("127.0.0.1",))
+        media = decode_file("video", f"http://127.0.0.1:{server.port}/a.mp4", settings, 28)
+    assert (media.frames == local.frames).all()
 
 
 def test_redirects_have_an_end():
@@ -223,11 +219,9 @@ def test_redirects_have_an_end():
 def test_a_redirect_to_a_private_address_is_refused():
     """Also from a host that is allowed by name: that one only."""
     door = Doorbell()
-    url, close = serve(f"HTTP/1.1 302 X\r\nLocation: http://localhost:{door.port}/x.mp4\r\n\r\n".encode())
-    error = fails(url, remote_private_hosts=("127.0.0.1",))
+    error = failure(f"HTTP/1.1 302 X\r\nLocation: http://localhost:{door.port}/x.mp4\r\n\r\n".encode())
     assert "which is not public" in str(error) and "'localhost'" in str(error)
     assert door.rings == 0
-    close()
     door.close()
 
 
@@ -243,39 +237,25 @@ def test_a_proxy_is_not_asked_for_private_hosts(monkeypatch: pytest.MonkeyPatch,
     door.close()
 
 
-@pytest.fixture
-def endless() -> Iterator[str]:
-    """A server that sends a little and then nothing more."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    held: list[socket.socket] = []
-
-    def run() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1000)
-            held.append(connection)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}/x.mp4"
-    listening.shutdown(socket.SHUT_RDWR)
-    listening.close()
-    thread.join()
-    for connection in held:
-        connection.close()
+def goes_silent(server: Server) -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 1000
+    server._is_closed.wait()
 
 
-def test_a_killed_download_leaves_nothing_behind(tmp_path: Path, endless: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_goes_silent_is_given_up_and_a_killed_download_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     settings = MediaSettings(workers=1, deadline_seconds=3, remote_private_hosts=("127.0.0.1",))
-    with MediaLoader(settings, tmp_path, allow_remote=True) as loader:
-        (result,) = loader.load([MediaRef("video", f"{endless}?token=secret")])
+    with Server(goes_silent) as server, MediaLoader(settings, tmp_path, allow_remote=True) as loader:
+        url = f"http://127.0.0.1:{server.port}/x.mp4?token=secret"
+        (result,) = loader.load([MediaRef("video", url)])
     assert isinstance(result, SampleError) and result.reason == "decode_timeout"
     assert "secret" not in str(result)
     assert list(temporary.iterdir()) == []
+    with Server(goes_silent) as server:
+        url = f"http://127.0.0.1:{server.port}/x.mp4"
+        error = fails(url, remote_private_hosts=("127.0.0.1",), remote_timeout_seconds=0.3)
+    assert error.reason == "download_failed" and "answers within 0.3 s" in str(error)
