@@ -228,7 +228,7 @@ def test_a_forward_without_backward_gives_its_room_back(monkeypatch: pytest.Monk
     for _ in range(3):
         logprobs = policy.logprobs(groups)
         del logprobs
-        place = policy.stream_memory.place
+        place = policy.stream_memory.target
         assert isinstance(place, FileOnDisk)
         ends.append(place.size)
     assert ends[0] > 0 and len(set(ends)) == 1

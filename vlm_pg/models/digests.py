@@ -37,7 +37,7 @@ from vlm_pg.models.weights import is_shard
 Gather = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
 
 # Our modules on the way from pixels to features; a test follows the calls and finds those that are not named here.
-OWN_CODE = ("family", "network", "weights", "tower_attention", "tower_inputs", "turns", "vision")
+OWN_CODE = ("family", "network", "weights", "tower_attention", "tower_inputs", "vision")
 # Of a tower's configuration: where it comes from and by what it was written, of which no output depends.
 _NOT_OF_THE_OUTPUT = frozenset(("_name_or_path", "architectures", "transformers_version"))
 

@@ -104,7 +104,7 @@ def target_logprobs(
 
 def run_prefixes(network: Network, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
     """The prefixes of some groups through the model once."""
-    states = StateStore(network.stream_memory.place_of_states if network.checkpointing else None)
+    states = StateStore(network.stream_memory.prefix_target if network.checkpointing else None)
     context = PrefixContext(
         states,
         batch.tree,

@@ -16,11 +16,10 @@ from vlm_pg.models import checks
 from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.forward import read_hidden, run_back, run_chunk, run_prefixes, target_logprobs
-from vlm_pg.models.network import Network, noop_modules
+from vlm_pg.models.network import Lockstep, Network, noop_modules
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
 from vlm_pg.models.prefix_states import PrefixStates
 from vlm_pg.models.settings import ModelSettings, PositionRule
-from vlm_pg.models.turns import Turns
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
 
@@ -117,7 +116,7 @@ class Policy(Network):
             prompts = [group.prompt for group in groups]
             features = self.vision.encode(prompts, with_graph=with_graph, sequence=sequence)
         # Ranks that are independent bypass the hooks on the policy: DeepSpeed's begin with a collective.
-        call = self.forward if self._own_pace else self
+        call = self.forward if self._independent else self
         logprobs, _ = call(Policy.stream_logprobs, batch, self.join_features(groups, features), temperature)
         return batch.split(logprobs)
 
@@ -211,21 +210,21 @@ class Policy(Network):
     def independent_ranks(self, scattered: bool) -> Iterator[None]:
         """Inside, without gradients, ranks need not make the same calls.
 
-        ``scattered``: weights lie with several ranks and are gathered part by part, so the ranks take turns; else all
-        weights are whole here. In the first case leaving waits for the other ranks, no other collective may be made
-        inside, and a rank that raises does not wait: the others may be in the middle of a part, and only the launcher
-        can end them.
+        ``scattered``: ranks hold shards of the weights and gather them module by module, in lockstep; else all weights
+        are whole here. In the first case leaving waits for the other ranks, no other collective may be made inside, and
+        a rank that raises does not wait: the others may be in the middle of a module, and only the launcher can end
+        them.
         """
-        self._own_pace, self._in_turns = True, scattered
-        self.turns = Turns(noop_modules(self), self.device) if scattered else None
+        self._independent, self._sharded = True, scattered
+        self.lockstep = Lockstep(noop_modules(self), self.device) if scattered else None
         try:
             yield
-            if self.turns is not None:
-                turns, self.turns = self.turns, None
+            if self.lockstep is not None:
+                lockstep, self.lockstep = self.lockstep, None
                 with torch.no_grad():
-                    turns.finish()
+                    lockstep.finish()
         finally:
-            self.turns, self._own_pace, self._in_turns = None, False, False
+            self.lockstep, self._independent, self._sharded = None, False, False
 
     def check_samples(self, samples: Sequence[Sample], where: object) -> None:
         """Raise ModelError if the model reads text alone and one of the samples, read from ``where``, has media."""

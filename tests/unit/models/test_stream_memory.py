@@ -14,9 +14,8 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.row_tiles import RowTiles
 from vlm_pg.models.settings import PARTS, ModelSettings
-from vlm_pg.models.stream_memory import MemoryChoice
+from vlm_pg.models.stream_memory import MemoryChoice, RowTiles
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.types import Prompt, ResponseGroup
 

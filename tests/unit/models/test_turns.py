@@ -10,8 +10,7 @@ import torch
 
 from tests.support.groups import tiny_policy
 from tests.support.runs import ROOT
-from vlm_pg.models.network import noop_modules
-from vlm_pg.models.turns import Turns
+from vlm_pg.models.network import Lockstep, noop_modules
 from vlm_pg.models.weights import is_sharded
 
 PARTS = ("vision", "decoder", "head")
@@ -41,7 +40,7 @@ def run_ranks(wanted: list[list[str]]) -> list[list[tuple[str, bool]]]:
         def idle(part: str) -> Callable[[], None]:
             return lambda: ran[index].append((part, False))
 
-        turns = Turns({part: idle(part) for part in PARTS}, torch.device("cpu"))
+        turns = Lockstep({part: idle(part) for part in PARTS}, torch.device("cpu"))
         turns._agree = lambda number: meeting.smallest(index, number)  # type: ignore[method-assign]
         for part in wanted[index]:
             turns.run(part, lambda part=part: ran[index].append((part, True)))
@@ -74,16 +73,18 @@ def test_all_run_the_same_parts_and_each_gets_what_it_wants(wanted: list[list[st
 
 def test_a_rank_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
-    monkeypatch.setattr(Turns, "finish", lambda self: pytest.fail("it helped the others before it said what is wrong"))
+    monkeypatch.setattr(
+        Lockstep, "finish", lambda self: pytest.fail("it helped the others before it said what is wrong")
+    )
 
     def fail() -> None:
         with policy.independent_ranks(scattered=True):
-            assert policy.turns is not None
+            assert policy.lockstep is not None
             raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
         fail()
-    assert policy.turns is None
+    assert policy.lockstep is None
 
 
 def test_one_file_knows_how_sharded_weights_are_marked() -> None:
