@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import xxhash
+from torch import Tensor
 
 from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
@@ -108,7 +109,7 @@ def _adapters(tower: torch.nn.Module) -> list[Any]:
     return found
 
 
-def _stored(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def _stored(name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a weight; of a quantized one its scales, too."""
     yield name, parameter.detach()
     state: Any = getattr(parameter, "quant_state", None)
@@ -117,7 +118,7 @@ def _stored(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Ten
             yield f"{name}.{key}", tensor
 
 
-def _update(digest: Any, name: str, tensor: torch.Tensor) -> None:
+def _update(digest: Any, name: str, tensor: Tensor) -> None:
     digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 

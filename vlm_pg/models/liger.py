@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from vlm_pg.errors import ModelError
@@ -125,7 +126,7 @@ def judged(model: Any) -> dict[str, str]:
     """
     generator, like = torch.Generator().manual_seed(0), _weight(model)
 
-    def random(*shape: int) -> torch.Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(like)
 
     trials = {"swiglu": _gates, "rope": _rotations}
@@ -184,7 +185,7 @@ def _is_fake(model: Any) -> bool:
     return isinstance(_weight(model), FakeTensor)
 
 
-def _weight(model: Any) -> torch.Tensor:
+def _weight(model: Any) -> Tensor:
     return next(model.parameters())
 
 
@@ -195,7 +196,7 @@ def _norms(part: str, model: Any, random: Any) -> Iterator[Trial]:
     for module in kinds(model, fits):
         weights = {name: random(*whole_shape(weight)) for name, weight in module.named_parameters(recurse=False)}
 
-        def run(by: Any, x: torch.Tensor, *given: torch.Tensor, module: Any = module, names: Any = weights) -> Any:
+        def run(by: Any, x: Tensor, *given: Tensor, module: Any = module, names: Any = weights) -> Any:
             return by(twin(module, **dict(zip(names, given, strict=True))), x)
 
         width = whole_shape(module.weight)[-1]
@@ -233,9 +234,7 @@ def _rotations(model: Any, random: Any) -> Iterator[Trial]:
         angles = random(*rows, int(module.head_dim * turned) // 2).repeat(*(1 for _ in rows), 2)
         cos, sin = angles.cos(), angles.sin()
 
-        def run(
-            by: Any, q: torch.Tensor, k: torch.Tensor, at: Any = heads_before_rows, angles: Any = (cos, sin)
-        ) -> Any:
+        def run(by: Any, q: Tensor, k: Tensor, at: Any = heads_before_rows, angles: Any = (cos, sin)) -> Any:
             return by(q.transpose(*at), k.transpose(*at), *angles)
 
         inputs = {

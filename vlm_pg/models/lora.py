@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch import Tensor
 
 from vlm_pg.errors import ModelError
 from vlm_pg.models.family import Family
@@ -286,7 +287,7 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
     _check_landed(model, folder, found, peft)
 
 
-def _by_names_of(model: Any, saved: dict[str, torch.Tensor], peft: Any) -> dict[str, torch.Tensor]:
+def _by_names_of(model: Any, saved: dict[str, Tensor], peft: Any) -> dict[str, Tensor]:
     """The file's tensors by the names of ``model``'s adapter: releases of transformers name layers differently."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -300,12 +301,12 @@ def _by_names_of(model: Any, saved: dict[str, torch.Tensor], peft: Any) -> dict[
     return found
 
 
-def _adapter_state(model: Any, peft: Any) -> dict[str, torch.Tensor]:
+def _adapter_state(model: Any, peft: Any) -> dict[str, Tensor]:
     """The adapter's weights by the names in its file; without embeddings, for which peft would access the network."""
     return peft.get_peft_model_state_dict(model, save_embedding_layers=False)
 
 
-def _differences(model: Any, found: dict[str, torch.Tensor], peft: Any) -> tuple[list[str], list[str]]:
+def _differences(model: Any, found: dict[str, Tensor], peft: Any) -> tuple[list[str], list[str]]:
     """Names of adapter weights that the file lacks, and of tensors in the file that fit no weight of the model."""
     adapter = _adapter_state(model, peft)
     # A file may contain adapted embeddings themselves, too.
@@ -318,7 +319,7 @@ def _counted(names: list[str], label: str) -> str:
     return f"{len(names)} tensors {label}" + (f" (the first is {names[0]})" if names else "")
 
 
-def _check_landed(model: Any, folder: str | Path, found: dict[str, torch.Tensor], peft: Any) -> None:
+def _check_landed(model: Any, folder: str | Path, found: dict[str, Tensor], peft: Any) -> None:
     """Compare every value of the file with the model's: loaders skip tensors silently. NaN equals NaN here."""
     weights = model.state_dict() | _adapter_state(model, peft)
     lost = [
@@ -333,7 +334,7 @@ def _check_landed(model: Any, folder: str | Path, found: dict[str, torch.Tensor]
         )
 
 
-def _read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
+def _read_weights(folder: str | Path) -> dict[str, Tensor]:
     path = Path(folder) / WEIGHTS_FILE
     pickled = path.with_suffix(".bin")
     try:
