@@ -122,8 +122,7 @@ def _keys_values(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> KeysVa
 
 
 def _rotate(attention: Any, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotation that the layer itself uses: liger's, or the modeling file's."""
+    """By the rotation of the layer itself: liger's, or the modeling file's."""
     rotation = layer_global(attention, "apply_rotary_pos_emb")
-    # It rotates queries and keys together; a copy of one key head stands in for the unused queries, because liger's
-    # kernel rotates in place.
+    # It takes queries, too: a copy of one key head, because liger's kernel rotates in place.
     return rotation(key[:, :1].detach().clone(), key, cos, sin)[1]

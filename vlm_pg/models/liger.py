@@ -71,7 +71,7 @@ def apply_liger(model: Any, switch: Switch) -> None:
     """
     if switch is True:
         _apply_all(model)
-    elif switch == "auto" and _on_gpu(model) and not _is_fake(model):
+    elif switch == "auto" and _on_gpu(model) and not isinstance(_weight(model), FakeTensor):
         _apply_agreeing(model)
 
 
@@ -86,7 +86,7 @@ def _apply_all(model: Any) -> None:
     parts = _parts(model)
     if not parts:
         raise ModelError(f"model.liger is true, but {_nothing_for(model)}. Set model.liger=auto or false.")
-    if not _on_gpu(model) and not _is_fake(model):
+    if not _on_gpu(model) and not isinstance(_weight(model), FakeTensor):
         raise ModelError(
             f"model.liger is true, but its Triton kernels need a GPU and the model is on {_weight(model).device}. Move "
             "it to a GPU first, or set model.liger=auto or false."
@@ -179,10 +179,6 @@ def _attends(module: Any) -> bool:
 
 def _on_gpu(model: Any) -> bool:
     return _weight(model).device.type == "cuda"
-
-
-def _is_fake(model: Any) -> bool:
-    return isinstance(_weight(model), FakeTensor)
 
 
 def _weight(model: Any) -> Tensor:

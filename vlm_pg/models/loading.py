@@ -153,7 +153,9 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     attend_to_all_frames(model, family)
     apply_liger(model, settings.liger)
     if settings.gradient_checkpointing:
-        enable_checkpointing(model)
+        # Nothing random happens in a layer (dropout is 0). The method's name depends on transformers' release.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False, "preserve_rng_state": False})
     if settings.lora is not None and settings.lora.quantize:
         if not has_adapter(model):
             quantize_linears(model, family.quantizable_layers(model), next(model.parameters()).device)
@@ -237,16 +239,6 @@ def check_tokenizer(path: str, config: Any, processor: Any, family: Family) -> N
             f"{rows - 1}. Its tokenizer files are missing or another model's; copy them from the checkpoint the model "
             "comes from. If tokens were added, resize the model's embeddings (resize_token_embeddings) and save it."
         )
-
-
-def enable_checkpointing(model: Any) -> None:
-    """Recompute activations layer by layer in backward; what the method is called depends on transformers' release."""
-    # Nothing random happens in a layer (dropout is 0), so no generator state needs to be kept.
-    options = {"use_reentrant": False, "preserve_rng_state": False}
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(options)
-    else:
-        model.gradient_checkpointing_enable(options)
 
 
 def detach_frozen_blocks(tower: Any) -> None:

@@ -132,17 +132,15 @@ def qwen_positions(mm_token_type_ids: Tensor, media: Sequence[MergedGrid]) -> Te
     types = mm_token_type_ids.tolist()
     waiting = iter(media)
     parts: list[Tensor] = []
-    place = start = 0
-    while place < len(types):
-        if types[place] == 0:
-            end = place + 1
-            while end < len(types) and types[end] == 0:
-                end += 1
-            part = torch.arange(end - place).expand(3, -1)
+    token = start = 0
+    while token < len(types):
+        if types[token] == 0:
+            end = next((end for end in range(token, len(types)) if types[end]), len(types))
+            part = torch.arange(end - token).expand(3, -1)
         else:
-            part = _medium(types, place, next(waiting, None)).positions_3M
+            part = _medium(types, token, next(waiting, None)).positions_3M
         parts.append(part + start)
-        place += part.shape[1]
+        token += part.shape[1]
         start = int(parts[-1].max()) + 1
     if (left := next(waiting, None)) is not None:
         raise _mismatch(f"one {left.kind} of {left.num_tokens} tokens is left over")
@@ -167,13 +165,13 @@ def one_per_grid(media: Iterable[MergedGrid]) -> list[MergedGrid]:
     return [MergedGrid(medium.kind, zero, medium.rows, medium.columns) for medium in media for _ in medium.times]
 
 
-def _medium(types: Sequence[int], place: int, medium: MergedGrid | None) -> MergedGrid:
-    """The medium whose first token is at ``place``, after a check that all its tokens are there."""
+def _medium(types: Sequence[int], token: int, medium: MergedGrid | None) -> MergedGrid:
+    """The medium that starts at ``token``, after a check that all its tokens are there."""
     if medium is None:
-        raise _mismatch(f"token {place} is visual, and no medium is left for it")
+        raise _mismatch(f"token {token} is visual, and no medium is left for it")
     expected = [TOKEN_TYPES[medium.kind]] * medium.num_tokens
-    if list(types[place : place + medium.num_tokens]) != expected:
-        raise _mismatch(f"one {medium.kind} of {medium.num_tokens} tokens does not fit the token types from {place} on")
+    if list(types[token : token + medium.num_tokens]) != expected:
+        raise _mismatch(f"one {medium.kind} of {medium.num_tokens} tokens does not fit the token types from {token} on")
     return medium
 
 
