@@ -7,7 +7,6 @@ forward gives on every prompt + response sequence by itself, and the same gradie
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.support.groups import (
     Case,
@@ -75,11 +74,3 @@ def test_memory_savers_change_nothing(saver: str) -> None:
     weighted_sum([repeated_logprobs(oracle, case, group.responses) for case, group in pairs]).backward()
     errors = gradient_errors(policy.model, oracle)
     assert len(errors) > 20 and max(errors.values()) < 1e-4, max(errors, key=lambda name: errors[name])
-
-
-def test_media_tokens_in_a_response_are_refused() -> None:
-    policy = tiny_policy()
-    case = make_case(policy, "video", seed=1)
-    response = torch.tensor([5, policy.media_token_ids[0]])
-    with pytest.raises(ValueError, match="contains media tokens"):
-        policy.logprobs([ResponseGroup(case.prompt, (response,))])

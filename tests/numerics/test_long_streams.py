@@ -54,9 +54,9 @@ def test_every_family(family: str, choice: MemoryChoice, train_vision: bool, chu
     check_choice(policy, choice, chunk_tokens)
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
-def test_all_together_in_every_family(family: str) -> None:
-    policy = tiny_policy(family=family, train_vision=family not in ("qwen2", "qwen3_moe"), gradient_checkpointing=True)
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5", "qwen2"])
+def test_all_together_in_other_families(family: str) -> None:
+    policy = tiny_policy(family=family, train_vision=family != "qwen2", gradient_checkpointing=True)
     check_choice(policy, ALL, chunk_tokens=12)
 
 

@@ -115,9 +115,7 @@ LAYERS = ["linear_attention", "full_attention", "full_attention", "other_attenti
         ("qwen3_5", {"layer_types": LAYERS}, "layer_types other_attention; .* allowed are full_attention, linear_att"),
     ],
 )
-def test_configurations_that_cannot_be_shared_are_refused(
-    name: str, text: dict[str, Any], message: str
-) -> None:
+def test_configurations_that_cannot_be_shared_are_refused(name: str, text: dict[str, Any], message: str) -> None:
     config = tiny_model(name, **{key: value for key, value in text.items() if key != "layer_types"}).config
     if "layer_types" in text:
         config.get_text_config().layer_types = text["layer_types"]
