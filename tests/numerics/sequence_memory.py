@@ -45,7 +45,7 @@ def small_policy(checkpointing: bool) -> Policy:
 
 
 def long_group(prefix: int) -> ResponseGroup:
-    """``prefix`` rows that nobody reads, one more at whose end the responses begin."""
+    """``prefix`` rows that are not read, one more at whose end the responses begin."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(20, 300, (prefix + 1,), generator=generator)
     prompt = Prompt("long", ids, torch.zeros_like(ids), torch.arange(prefix + 1).expand(3, -1))

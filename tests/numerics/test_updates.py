@@ -250,9 +250,9 @@ def test_nothing_pruned_is_grpo_bit_for_bit() -> None:
     policy = tiny_policy()
     plain = one_update(make_groups(policy), policy, AlgorithmSettings())
     policy = tiny_policy()
-    kept = one_update(pruned(make_groups(policy), (1.0,) * 9), policy, AlgorithmSettings(prune_rate=0.0))
-    assert all(torch.equal(kept[0][name], weight) for name, weight in plain[0].items())
-    assert kept[2] == plain[2]
+    all_kept = one_update(pruned(make_groups(policy), (1.0,) * 9), policy, AlgorithmSettings(prune_rate=0.0))
+    assert all(torch.equal(all_kept[0][name], weight) for name, weight in plain[0].items())
+    assert all_kept[2] == plain[2]
 
 
 def test_corrected_weights_estimate_the_whole_batch() -> None:

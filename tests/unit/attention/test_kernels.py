@@ -471,7 +471,7 @@ def test_two_results_are_merged_with_one_rounding() -> None:
     [
         ([9, 4, 5], [-1, 0, 0], True, True),
         ([9, 7, 4, 5], [-1, -1, 0, 1], True, True),
-        # Video, questions, responses: a response meets two levels, the video is asked by two.
+        # Video, questions, responses: a response meets two levels, two levels meet the video.
         ([9, 4, 3, 2], [-1, 0, 1, 1], False, False),
     ],
 )
@@ -480,8 +480,8 @@ def test_how_often_rows_meet(lengths: list[int], parents: list[int], merges_once
     assert (plan.merges_once, plan.keys_read_once) == (merges_once, keys_read_once)
 
 
-def test_keys_of_two_levels_of_which_one_is_read() -> None:
-    """Only responses ask: each meets two levels, but no level is asked twice."""
+def test_only_the_last_of_three_levels_has_queries() -> None:
+    """Only responses have queries: each meets two levels, but no level is met twice."""
     plan = reading_plan(PrefixTree([9, 4, 3, 2], [-1, 0, 1, 1]), ["none", "none", "all", "all"])
     assert (plan.merges_once, plan.keys_read_once) == (False, True)
 
@@ -507,10 +507,10 @@ def test_rows_of_several_levels_are_not_rounded_in_between(
     assert out.dtype == torch.bfloat16 and (out - wide).abs().max() < 2 * 2**-9 * v.abs().max()
 
 
-def test_where_few_rows_ask_gradients_of_parts_are_joined_and_none_added_to_zeros(
+def test_with_few_queries_gradients_of_parts_are_joined_and_none_added_to_zeros(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The last layer: of prompts one row asks, of responses all; between them they have met every key."""
+    """The last layer: one query a prompt, all of responses; together they meet every key."""
     plan = reading_plan(PrefixTree([6, 9, 4, 5], [-1, -1, 0, 1]), ["last", "last", "all", "all"])
     generator = torch.Generator().manual_seed(0)
     rows = ((plan.num_queries, 4), (plan.num_keys, 2), (plan.num_keys, 2))

@@ -1,4 +1,4 @@
-"""The vision tower's outputs: kept while valid, bounded, shared between equal media, refused when stale."""
+"""The vision tower: its cache, its input in pieces, and attention to all frames in one call a layer."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ def test_two_questions_about_one_video_share_it() -> None:
 
 def test_a_trained_tower_runs_once_per_version_with_its_graph() -> None:
     vision, tower = encoder(trains=True)
-    (kept,) = vision.encode([prompt("a")], with_graph=True, keep_graph=True)
-    assert vision.encode([prompt("a")])[0] is kept, "generation uses what training will differentiate"
-    kept.features.sum().backward()
+    (cached,) = vision.encode([prompt("a")], with_graph=True, keep_graph=True)
+    assert vision.encode([prompt("a")])[0] is cached, "generation uses what training will differentiate"
+    cached.features.sum().backward()
     assert tower.weight.grad is not None
     vision.weights_changed()
     vision.encode([prompt("a")], with_graph=True)
     assert tower.calls == [8, 8]
 
 
-def test_outputs_of_a_tower_that_begins_or_stops_to_train_are_let_go_of() -> None:
+def test_outputs_of_a_tower_that_begins_or_stops_to_train_are_dropped() -> None:
     vision, tower = encoder(trains=False)
     versions = [vision.version]
     for trains in (False, True, True, False, False):
@@ -126,7 +126,7 @@ def test_what_is_in_use_is_not_encoded_again_even_without_a_cache() -> None:
     assert tower.calls == [8]
     del held
     vision.encode([prompt("a")])
-    assert tower.calls == [8, 8], "nobody held it any more, and the cache has no room"
+    assert tower.calls == [8, 8], "no reference any more, and no room in the cache"
 
 
 def test_pixels_follow_a_policy_that_moves() -> None:
@@ -154,8 +154,8 @@ def frames_of(grids: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
 
 def covered(found: list[VisionPiece], grids: list[tuple[int, int, int]]) -> bool:
     """No gap, no overlap, every piece's patches are those of its grids, and the frames are the media's own."""
-    places = [0, *(piece.stop for piece in found)]
-    assert [piece.start for piece in found] == places[:-1]
+    bounds = [0, *(piece.stop for piece in found)]
+    assert [piece.start for piece in found] == bounds[:-1]
     assert all(piece.patches == sum(t * h * w for t, h, w in piece.grids) for piece in found)
     return frames_of([grid for piece in found for grid in piece.grids]) == frames_of(grids)
 
@@ -218,7 +218,7 @@ def test_features_are_the_same_bits(family: str, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(ours, policy.run_tower(prompt.pixel_values, prompt.grid_thw))
 
 
-def test_by_hand_and_what_flash_attention_is_told() -> None:
+def test_by_hand_and_what_flash_attention_is_made_there() -> None:
     """Two frames of 4 x 8 patches; a window is 2 x 2 merged patches, 4 x 4 patches: two a frame."""
     tower = tiny_policy(family="qwen2_5_vl").model.model.visual
     grids = torch.tensor([[2, 4, 8]])
@@ -228,9 +228,9 @@ def test_by_hand_and_what_flash_attention_is_told() -> None:
     assert made["window_index"].tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
     assert not any(name.startswith("max_") for name in made)
     tower.config._attn_implementation = "flash_attention_2"
-    told: dict[str, Any] = tower_inputs(tower, grids, torch.device("meta"))
-    assert (told["max_seqlen"], told["max_window_seqlen"]) == (32, 16)
-    on_device = {name for name, value in told.items() if isinstance(value, torch.Tensor) and value.is_meta}
+    made_there: dict[str, Any] = tower_inputs(tower, grids, torch.device("meta"))
+    assert (made_there["max_seqlen"], made_there["max_window_seqlen"]) == (32, 16)
+    on_device = {name for name, value in made_there.items() if isinstance(value, torch.Tensor) and value.is_meta}
     assert on_device == {"cu_seqlens", "cu_window_seqlens", "window_index", "position_ids"}
 
 
@@ -248,7 +248,7 @@ UNEVEN_GRIDS = torch.tensor([[3, 4, 6], [1, 12, 8], [1, 2, 2]])
 
 
 class Reference(CudaFlashKernel):
-    """Plain softmax by the lengths that lie on the device, in the place of torch's operator."""
+    """Plain softmax by the lengths that lie on the device, instead of torch's operator."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
