@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from tests.numerics.test_attention import differences, trees
 from tests.support import flash_fakes as fakes
 from tests.support.fakes import CUDA as FAKE_CUDA
-from tests.support.fakes import FaultOnDevice, faked
+from tests.support.fakes import faked
 from vlm_pg.attention import PrefixTree
 from vlm_pg.attention.grouped import forward_with_lse, grouped_attention, merge_
 from vlm_pg.attention.kernels import KERNELS as REGISTERED
@@ -287,8 +287,8 @@ def test_tensors_that_a_graph_reads_live_as_long_as_their_call() -> None:
     assert all(a is b for a, b in zip(read, tensors(recorded), strict=True))
 
 
-# Query heads, key-value heads, head dim: Qwen2.5-VL-7B, Qwen3-VL-8B, Qwen3.5-9B, and the tests' own.
-HEADS = [(28, 4, 128), (32, 8, 128), (16, 4, 256), (4, 2, 16)]
+# Query heads, key-value heads, head dim: Qwen2.5-VL-7B, Qwen3.5-9B, and the tests' own.
+HEADS = [(28, 4, 128), (16, 4, 256), (4, 2, 16)]
 CALLS: dict[str, dict[str, Any]] = {
     "own nodes": {"query_lengths": (300, 20, 50), "key_lengths": (300, 20, 50), "causal": True},
     "behind prefixes": {"query_lengths": (70, 0), "key_lengths": (300, 40), "causal": False},
@@ -351,54 +351,6 @@ def test_decoding(kernel: Kernel, dtype: torch.dtype, heads: tuple[int, int, int
         out, lse = kernel.ragged_forward(made(6, query_heads, dim, dtype=dtype), k, v, lengths, dim**-0.5)
         check_fake(out, (6, query_heads, dim), dtype)
         check_fake(lse, (query_heads, 6), torch.float32)
-
-
-@pytest.mark.parametrize("kernel", [CudaFlashKernel(), CudaEfficientKernel()], ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("spoiled, wrong", [("dtype", torch.float32), ("device", "cpu")])
-def test_an_operand_of_another_dtype_or_device_is_noticed(kernel: Kernel, spoiled: str, wrong: Any) -> None:
-    call = call_of("own nodes")
-    with faked():
-        q, k, v = operands(call, (28, 4, 128), torch.bfloat16)
-        out, lse = kernel.segments_forward(q, k, v, call, 1.0)
-        v = torch.empty(v.shape, **{"dtype": v.dtype, "device": FAKE_CUDA, spoiled: wrong})
-        with pytest.raises(FaultOnDevice, match=r"one dtype only|left on the host"):
-            kernel.segments_forward(q, k, v, call, 1.0)
-        with pytest.raises(FaultOnDevice, match=r"one dtype only|left on the host"):
-            kernel.segments_backward(out, q, k, v, out, lse, call, 1.0)
-
-
-OPERATORS = ("_flash_attention_forward", "_flash_attention_backward")
-OPERATORS += ("_efficient_attention_forward", "_efficient_attention_backward")
-
-
-def calls_of(operator: str) -> Any:
-    """What runs the operator."""
-    kernel: Kernel = CudaFlashKernel() if "flash" in operator else CudaEfficientKernel()
-    call = call_of("own nodes")
-    q, k, v = operands(call, (28, 4, 128), torch.bfloat16)
-    if operator.endswith("forward"):
-        return lambda: kernel.segments_forward(q, k, v, call, 1.0)
-    lse = made(28, len(q), dtype=torch.float32)
-    return lambda: kernel.segments_backward(q, q, k, v, q, lse, call, 1.0)
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_a_schema_that_has_changed_is_noticed(monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
-    """As a torch release would change it: one more argument that must be given, before those with defaults."""
-    schema = str(getattr(torch.ops.aten, operator).default._schema).removeprefix("aten::")
-    name, _, rest = schema.partition("(")
-    library = torch.library.Library(f"vlm_pg_changed{operator}", "DEF")
-    try:
-        library.define(f"{name}(Tensor something_new, {rest}")
-        with faked():
-            run = calls_of(operator)
-            run()
-            changed = getattr(getattr(torch.ops, f"vlm_pg_changed{operator}"), operator)
-            monkeypatch.setattr(torch.ops.aten, operator, changed)
-            with pytest.raises(RuntimeError, match=r"something_new|expected|argument"):
-                run()
-    finally:
-        library._destroy()
 
 
 def test_from_groups_lays_out_prefixes_then_responses() -> None:

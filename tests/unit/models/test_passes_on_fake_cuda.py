@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.fakes import (
@@ -294,10 +294,6 @@ def left_on_the_host(x: torch.Tensor) -> torch.Tensor:
     return x + torch.zeros(x.shape[-1], dtype=x.dtype)
 
 
-def indexed_from_the_host(x: torch.Tensor) -> torch.Tensor:
-    return x[torch.arange(len(x))]
-
-
 def sent_and_waited_for(x: torch.Tensor) -> torch.Tensor:
     return x + torch.tensor([1.0] * x.shape[-1], dtype=x.dtype, device=x.device)
 
@@ -314,33 +310,12 @@ def one_value(x: torch.Tensor) -> torch.Tensor:
     return x * x.sum().item()
 
 
-def decided(x: torch.Tensor) -> torch.Tensor:
-    return x if bool(x.any()) else x + 1
-
-
-def listed(x: torch.Tensor) -> torch.Tensor:
-    return x * x[0, 0].tolist()[0]
-
-
-def chosen(x: torch.Tensor) -> torch.Tensor:
-    return x + x[x[:, 0, 0] > 0].sum()
-
-
-def counted(x: torch.Tensor) -> torch.Tensor:
-    return x + x.nonzero().shape[0]
-
-
 FAULTS: dict[Callable[[torch.Tensor], torch.Tensor], Any] = {
     left_on_the_host: (FaultOnDevice, "left on the host"),
-    indexed_from_the_host: (FaultOnDevice, "left on the host"),
     sent_and_waited_for: (FaultOnDevice, "blocking copy from the host"),
     fetched: (FaultOnDevice, "from the device to the host"),
     widened: (FaultOnDevice, "one dtype only"),
     one_value: (DataDependentOutputException, "_local_scalar_dense"),
-    decided: (DataDependentOutputException, "_local_scalar_dense"),
-    listed: (DataDependentOutputException, "_local_scalar_dense"),
-    chosen: (DynamicOutputShapeException, "nonzero"),
-    counted: (DynamicOutputShapeException, "nonzero"),
 }
 
 
