@@ -88,13 +88,6 @@ def test_micro_batches_do_not_change_the_update(train_vision: bool, average: str
 
 
 @pytest.mark.parametrize("train_vision", [False, True], ids=["frozen tower", "training tower"])
-def test_checkpointing_does_not_change_the_update_of_chunked_groups(train_vision: bool) -> None:
-    cut = updated(train_vision, 102, gradient_checkpointing=True)
-    assert cut[2]["groups_chunked"] == 1
-    assert_same_update(cut, updated(train_vision, 10_000))
-
-
-@pytest.mark.parametrize("train_vision", [False, True], ids=["frozen tower", "training tower"])
 def test_passes_for_other_ranks_are_worth_nothing(train_vision: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if another rank had two chunks more, a chunked micro-batch more and a single pass more."""
 

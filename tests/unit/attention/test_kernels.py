@@ -134,14 +134,6 @@ def test_ragged_forward_equals_plain_softmax_over_each_row_alone(kernel: Kernel,
             assert torch.allclose(out[row], torch.einsum("nk,knh->nh", scores.softmax(-1), values), atol=1e-12)
 
 
-def test_log_sum_exp_is_heads_by_rows(kernel: Kernel) -> None:
-    call = SegmentCall((0, 6), (0, 9), (2, 0, 4), (3, 5, 1), causal=False)
-    q, k, v = (torch.randn(rows, heads, 8, dtype=torch.float64) for rows, heads in ((6, 4), (9, 2), (9, 2)))
-    got, expected = (x.segments_forward(q, k, v, call, 1.0) for x in (kernel, OracleKernel()))
-    assert got[1].shape == (4, 6)
-    assert torch.allclose(got[1], expected[1]) and torch.allclose(got[0], expected[0])
-
-
 def test_a_wrong_self_check_result_is_an_error_even_if_it_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CpuFlashKernel.segments_backward
 
@@ -351,22 +343,6 @@ def test_decoding(kernel: Kernel, dtype: torch.dtype, heads: tuple[int, int, int
         out, lse = kernel.ragged_forward(made(6, query_heads, dim, dtype=dtype), k, v, lengths, dim**-0.5)
         check_fake(out, (6, query_heads, dim), dtype)
         check_fake(lse, (query_heads, 6), torch.float32)
-
-
-def test_from_groups_lays_out_prefixes_then_responses() -> None:
-    tree = PrefixTree.from_groups([(3, [2, 1]), (2, [4])])
-    assert tree.lengths == (3, 2, 2, 1, 4)
-    assert tree.parents == (-1, -1, 0, 0, 1)
-    assert tree.starts == (0, 3, 5, 7, 8)
-    assert tree.num_tokens == 12
-
-
-def test_two_levels_take_two_calls() -> None:
-    tree = PrefixTree.from_groups([(3, [2, 1]), (2, [4])])
-    assert tree.self_call.causal and tree.self_call.query_lengths == (3, 2, 2, 1, 4)
-    (cross,) = tree.ancestor_calls
-    assert (cross.query_range, cross.key_range) == ((5, 12), (0, 5))
-    assert (cross.query_lengths, cross.key_lengths, cross.causal) == ((3, 4), (3, 2), False)
 
 
 def test_three_levels_take_one_call_per_level_and_ancestor_level() -> None:

@@ -230,20 +230,6 @@ def test_questions_on_one_video_hold_it_once() -> None:
     assert (batch.num_prompt_tokens, batch.tokens_shared, batch.num_sharing) == (74 + 73 + 73, 72, 2)
 
 
-def test_sharing_can_be_switched_off() -> None:
-    groups = [on_video([3, 4], [7, 8]), on_video([5], [8, 8, 8], [6])]
-    batch = pack(groups, CPU, share=False)
-    assert batch.tree.lengths == (74, 73, 1, 2)
-    assert batch.feature_rows is None
-    assert (batch.tokens_shared, batch.num_sharing) == (0, 0)
-
-
-def test_equal_prompts_are_one_node() -> None:
-    batch = pack([group([1, 2], [7, 8]), group([1, 2], [6])], CPU)
-    assert batch.tree.parents == (-1, 0)
-    assert rows_read(batch) == [1, 2, 1]
-
-
 def test_prefixes_alone() -> None:
     batch = pack_prefixes([on_video([3, 4], [7, 8]), on_video([5], [8, 8, 8], [6])], CPU)
     assert (batch.tree.lengths, batch.reads, batch.end_nodes) == ((72, 2, 1), ("none", "last", "last"), (1, 2))

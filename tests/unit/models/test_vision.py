@@ -107,13 +107,6 @@ def test_the_cache_is_bounded_and_forgets_the_least_recently_used() -> None:
     assert len(tower.calls) == 4, "a, b, c, and b again, which c had pushed out"
 
 
-def test_text_only_prompts_have_no_features() -> None:
-    vision, tower = encoder(trains=False)
-    text = Prompt("t", torch.zeros(2), torch.zeros(2), torch.zeros(3, 2))
-    assert vision.encode([text])[0].features is None
-    assert tower.calls == []
-
-
 def test_a_graph_cannot_be_asked_of_a_frozen_tower() -> None:
     with pytest.raises(ValueError, match=r"frozen vision tower; name tower or merger in model\.train"):
         encoder(trains=False)[0].encode([prompt("a")], with_graph=True)
