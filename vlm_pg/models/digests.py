@@ -192,7 +192,7 @@ def numerics_digest(device: torch.device) -> str:
 
     Of the moment of the call: a switch may be set at any time.
     """
-    return key_of({"process": process_switches(device), "host": _host(device.type, device.index)})
+    return key_of({"told": process_switches(device), "host": _host(device.type, device.index)})
 
 
 def process_switches(device: torch.device) -> dict[str, Any]:
