@@ -34,9 +34,7 @@ from vlm_pg.config import load_config
 from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.packing import pack, pack_chunk, pack_prefixes, packed_tokens, repeated_tokens
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.main import train
 from vlm_pg.types import ResponseGroup
 
@@ -232,24 +230,6 @@ def test_scoring_in_passes_keeps_to_its_budget() -> None:
     assert len(seen) > 3 and max(seen) <= budget
     for mine, expected in zip(found, tiny_policy().logprobs(groups), strict=True):
         assert all((a - b).abs().max() < 1e-5 for a, b in zip(mine, expected, strict=True))
-
-
-def test_generation_repeats_everything_and_samples_the_same() -> None:
-    settings = RolloutSettings(num_generations=3, max_new_tokens=12, max_batch_rollouts=7)
-    results, counts, patches = [], [], []
-    for share in (True, False):
-        policy = tiny_policy(share_prefix=share)
-        patches.append(towers_seen(policy))
-        sampler = RolloutEngine(policy, settings, seed=7)
-        results.append(sampler.generate([group.prompt for group in groups_of(policy)], step=1))
-        counts.append((sampler.stats.prompt_tokens, sampler.stats.prefill_tokens))
-    for shared, repeated in zip(*results, strict=True):
-        assert [r.token_ids.tolist() for r in repeated] == [r.token_ids.tolist() for r in shared]
-        assert all(
-            (a.rollout_logprobs - b.rollout_logprobs).abs().max() < 1e-4 for a, b in zip(repeated, shared, strict=True)
-        )
-    assert counts[1] == (3 * counts[0][0], 3 * counts[0][0]) and counts[0][1] < counts[0][0]
-    assert sum(patches[1]) == 6 * sum(patches[0])
 
 
 def test_running_prefixes_once_is_refused() -> None:
