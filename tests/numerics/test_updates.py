@@ -93,7 +93,7 @@ def test_passes_for_other_ranks_are_worth_nothing(train_vision: bool, monkeypatc
         def slots(self, micro_batches: Sequence[MicroBatch]) -> list[Slot]:
             own = super().slots(micro_batches)
             assert own[0].chunks == 2
-            return [replace(own[0], chunks=4), Slot(None, 3), *own[1:], Slot(None, 1)]
+            return [own[0]._replace(chunks=4), Slot(None, 3), *own[1:], Slot(None, 1)]
 
     whole = updated(train_vision, 10_000)
     monkeypatch.setattr(RecordingEngine, "parallel", property(WithAnother))
