@@ -118,7 +118,7 @@ def measure(prefix: int, way: str, cap_mb: int | None, folder: str, gradients: s
     start, cpu = time.perf_counter(), time.process_time()
     metrics = update_policy(engine, None, Update([group], 1e-6), budgets[prefix])
     found = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
-    place = policy.stream_memory.place
+    place = policy.stream_memory.target
     return found | {
         "peak_bytes": status("VmHWM") - before,
         "resident_before": before,

@@ -351,7 +351,7 @@ def test_where_ranks_take_turns_nobody_leaves_within_one() -> None:
 
     policy = tiny_policy()
     prompts = [make_case(policy, "image", seed=seed).prompt for seed in range(8)]
-    policy.turns = turns = Recorded()  # type: ignore[assignment]
+    policy.lockstep = turns = Recorded()  # type: ignore[assignment]
     asked: list[bool] = []
     settings = RolloutSettings(max_new_tokens=3, prefill_tokens=64)
     stopping = RolloutEngine(policy, settings, seed=0, should_stop=lambda: bool(asked.append(turns.inside)))  # type: ignore[func-returns-value]

@@ -1,10 +1,10 @@
-"""What a GPU would be asked to do, without one: passes over tensors with shapes, dtypes and devices, without values.
+"""The work of a GPU without one: passes over tensors with shapes, dtypes and devices, without values.
 
 torch's ``FakeTensorMode`` raises where the host needs a value (``.item()``, ``nonzero``, ``bool(tensor)``) and for
 operands on two devices. It lets pass what a device would not, or what makes the host wait: copies between devices,
 indices on the CPU, matrix products of two dtypes, attention operators' own demands. ``Strict`` raises on those.
 
-Backward of tensors on a fake "cuda" asks the driver for a context; on a fake "cpu" it runs, with the CUDA kernels.
+Backward of tensors on a fake "cuda" needs a context of the driver; on a fake "cpu" it runs, with the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.models import family as family_file
-from vlm_pg.models import logits, network, tower_attention
+from vlm_pg.models import logits, network
+from vlm_pg.models import tower as tower_module
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.tower_inputs import VisionPiece
+from vlm_pg.models.tower import VisionPiece
 from vlm_pg.types import ResponseGroup
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -69,7 +70,7 @@ class Strict(TorchDispatchMode):
         self.captured = captured
         self.watches = True
         self.seen: set[str] = set()
-        # Copies from the host to the device, for which nobody waits.
+        # Copies from the host to the device without a synchronization.
         self.uploads = 0
         # Of each collective its name, and elements to and from each rank.
         self.sent: list[tuple[str, list[int], list[int]]] = []
@@ -111,7 +112,7 @@ class Strict(TorchDispatchMode):
             raise FaultOnDevice(f"{packet} of {sorted(map(str, found))}: a GPU has it for one dtype only")
 
     def _check_collective(self, packet: Any, args: Any) -> None:
-        """Tensors of the sizes that are said, all of them one block."""
+        """Tensors of the given sizes, contiguous."""
         out, given = args[:2]
         ranks = torch.distributed.get_world_size()
         if packet is _EXCHANGE:
@@ -251,11 +252,9 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(network, "check_kernel", return_value=0.0))
         stack.enter_context(mock.patch.object(network, "select_kernel", return_value=chosen))
-        stack.enter_context(mock.patch.object(tower_attention, "check_kernel", return_value=0.0))
+        stack.enter_context(mock.patch.object(tower_module, "check_kernel", return_value=0.0))
         on_gpu = device == CUDA and isinstance(chosen, CudaFlashKernel)
-        stack.enter_context(
-            mock.patch.object(tower_attention, "frames_kernel", return_value=chosen if on_gpu else None)
-        )
+        stack.enter_context(mock.patch.object(tower_module, "frames_kernel", return_value=chosen if on_gpu else None))
         if (lora := settings.get("lora")) is None:
             model = tiny_model(family, text=REAL_TEXT[family], vision=REAL_VISION.get(family))
         else:
@@ -267,7 +266,7 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
         policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", **settings))
         if isinstance(chosen, CudaFlashKernel):
             # On the fake CPU, too.
-            tower_attention.attend_on(policy.model, policy.family, chosen)
+            tower_module.attend_on(policy.model, policy.family, chosen)
         return policy
 
 

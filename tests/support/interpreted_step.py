@@ -23,7 +23,7 @@ from tests.support.groups import tiny_policy
 from tests.unit.rollout import test_prefill, test_ragged
 from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.row_tiles import RowTiles, route_row_wise
+from vlm_pg.models.stream_memory import RowTiles, route_row_wise
 from vlm_pg.rollout import prefix_attention
 from vlm_pg.rollout.decoders import CohortDecoder
 from vlm_pg.rollout.fused.choice import prefill_unchecked

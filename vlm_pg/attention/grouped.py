@@ -3,31 +3,34 @@
 Forward: one call for every node's self-attention, one per (level, ancestor level) pair, partial results merged.
 Backward: each call's stock backward is given the upstream gradient, the MERGED output and the MERGED log-sum-exp.
 It recomputes P_ij = exp(S_ij - l_i) and D_i = <do_i, o_i> from them, which is its exact share of the full softmax's
-gradient: dq adds up over the calls and dk, dv need no correction. So only q, k, v, out and lse are kept.
+gradient: dq adds up over the calls and dk, dv need no correction. So only q, k, v, out and lse are saved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.kernels import Kernel, select_kernel
+from vlm_pg.attention.kernels.base import Grads, OutLse
 from vlm_pg.attention.kernels.oracle import oracle_attention
 from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree, SegmentCall
 
 
 def grouped_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     tree: PrefixTree | AttentionPlan,
     scale: float | None = None,
     kernel: Kernel | str | None = None,
     memo: AttentionMemo | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Attention in which every token sees its node's ancestors and, causally, its own node.
 
     Args:
@@ -36,7 +39,7 @@ def grouped_attention(
         tree: which tokens attend to which.
         scale: factor on the scores; default H ** -0.5.
         kernel: a kernel or its name; default: chosen by device and dtype.
-        memo: where the result is kept for a recomputation (activation checkpointing), which then costs nothing here.
+        memo: stores the result for a recomputation (activation checkpointing), which then costs nothing here.
 
     Returns:
         As q, in q's dtype, differentiable in q, k and v.
@@ -54,14 +57,6 @@ def grouped_attention(
     return _GroupedAttention.apply(q, k, v, plan, scale, chosen, memo)
 
 
-class Offloaded(Protocol):
-    """An offloaded tensor."""
-
-    def get(self) -> torch.Tensor:
-        """The tensor, back on its device."""
-        ...
-
-
 class AttentionMemo:
     """Output and log-sum-exp of one layer between a checkpointed forward and its recomputation.
 
@@ -72,35 +67,36 @@ class AttentionMemo:
         offload: moves a tensor away until its ``get`` is called; None: tensors stay on the device.
     """
 
-    def __init__(self, offload: Callable[[torch.Tensor], Offloaded] | None = None) -> None:
+    def __init__(self, offload: Callable[[Tensor], Any] | None = None) -> None:
         self._offload = offload
-        self._kept: tuple[torch.Tensor, torch.Tensor] | tuple[Offloaded, Offloaded] | None = None
+        self._stored: tuple[Any, Any] | None = None
 
-    def take(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        kept, self._kept = self._kept, None
-        if kept is None:
-            return None
-        out, lse = (item if isinstance(item, torch.Tensor) else item.get() for item in kept)
-        return out, lse
+    def take(self) -> OutLse | None:
+        stored, self._stored = self._stored, None
+        if stored is None or self._offload is None:
+            return stored
+        return stored[0].get(), stored[1].get()
 
-    def keep(self, out: torch.Tensor, lse: torch.Tensor) -> None:
-        self._kept = (out, lse) if self._offload is None else (self._offload(out), self._offload(lse))
+    def put(self, out: Tensor, lse: Tensor) -> None:
+        self._stored = (out, lse) if self._offload is None else (self._offload(out), self._offload(lse))
 
 
-def forward_with_lse(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan, scale: float, kernel: Kernel
-) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_with_lse(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, kernel: Kernel) -> OutLse:
     """Merged output (as q) and merged log-sum-exp fp32/fp64 [N, rows of q]; no autograd."""
+
+    def part(call: SegmentCall) -> OutLse:
+        return kernel.segments_forward(q[call.query_rows], k[call.key_rows], v[call.key_rows], call, scale)
+
     if len(plan.own) == 1 and plan.own[0].query_range == (0, plan.num_queries):
-        out, lse = _part(q, k, v, plan.own[0], scale, kernel)
+        out, lse = part(plan.own[0])
     elif _in_a_row((call.query_range for call in plan.own), plan.num_queries):
-        outs, lses = zip(*(_part(q, k, v, call, scale, kernel) for call in plan.own), strict=True)
+        outs, lses = zip(*map(part, plan.own), strict=True)
         out, lse = torch.cat(outs), torch.cat(lses, 1)
     else:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.promote_types(q.dtype, torch.float32))
         for call in plan.own:
-            out[call.query_rows], lse[:, call.query_rows] = _part(q, k, v, call, scale, kernel)
+            out[call.query_rows], lse[:, call.query_rows] = part(call)
     if not plan.above:
         return out, lse
     lse = lse.contiguous()
@@ -109,19 +105,13 @@ def forward_with_lse(
     merged = out[rows] if plan.merges_once else out[rows].to(lse.dtype)
     for call in plan.above:
         first, last = (row - rows.start for row in call.query_range)
-        merge_(merged[first:last], lse[:, call.query_rows], *_part(q, k, v, call, scale, kernel))
+        merge_(merged[first:last], lse[:, call.query_rows], *part(call))
     if merged.dtype != out.dtype:
         out[rows] = merged
     return out, lse
 
 
-def _part(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float, kernel: Kernel
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return kernel.segments_forward(q[call.query_rows], k[call.key_rows], v[call.key_rows], call, scale)
-
-
-def merge_(out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_lse: torch.Tensor) -> None:
+def merge_(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> None:
     """Merge a second partial result over other keys into the first, in place.
 
     For a query row with partial outputs o_b and log-sum-exps l_b, the result over all keys is
@@ -149,32 +139,24 @@ def merge_(out: torch.Tensor, lse: torch.Tensor, other_out: torch.Tensor, other_
 
 class _GroupedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        plan: AttentionPlan,
-        scale: float,
-        kernel: Kernel,
-        memo: AttentionMemo | None,
-    ) -> torch.Tensor:
-        known = memo.take() if memo is not None else None
-        out, lse = known or forward_with_lse(q, k, v, plan, scale, kernel)
-        if memo is not None and known is None:
-            # Detached: what is kept must not hold on to this run's graph.
-            memo.keep(out.detach(), lse)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor:
+        plan, scale, kernel, memo = options
+        stored = memo.take() if memo is not None else None
+        out, lse = stored or forward_with_lse(q, k, v, plan, scale, kernel)
+        if memo is not None and stored is None:
+            # Detached: the memo must not reference this run's graph.
+            memo.put(out.detach(), lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.plan, ctx.scale, ctx.kernel = plan, scale, kernel
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         grad_out = grad_outputs[0].contiguous()
         plan, scale, kernel = ctx.plan, ctx.scale, ctx.kernel
 
-        def part(call: SegmentCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        def part(call: SegmentCall) -> Grads:
             rows, keys = call.query_rows, call.key_rows
             return kernel.segments_backward(
                 grad_out[rows], q[rows], k[keys], v[keys], out[rows], lse[:, rows], call, scale
@@ -200,21 +182,17 @@ class _GroupedAttention(torch.autograd.Function):
         for call in calls:
             rows = (call.query_rows, call.key_rows, call.key_rows)
             # All three at once: on a GPU one kernel, as long as they are small enough for that to matter.
-            torch._foreach_add_([total[at] for total, at in zip(sums, rows, strict=True)], list(part(call)))
+            torch._foreach_add_([total[chosen] for total, chosen in zip(sums, rows, strict=True)], list(part(call)))
         return *(total.to(x.dtype) for total, x in zip(sums, (q, k, v), strict=True)), None, None, None, None
 
 
 def _in_a_row(ranges: Iterable[tuple[int, int]], end: int) -> bool:
     """Whether they are 0 to ``end``, each beginning where the one before it ends."""
-    at = 0
-    for first, last in ranges:
-        if first != at:
-            return False
-        at = last
-    return at == end
+    bounds = [0, *chain.from_iterable(ranges), end]
+    return bounds[::2] == bounds[1::2]
 
 
-def _one_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _one_dtype(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under autocast projections come in half precision, and rotary positions widen queries and keys again."""
     if torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
@@ -227,7 +205,7 @@ def _one_dtype(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch
     return q, k, v
 
 
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttentionPlan) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
     if q.dim() != 3 or k.dim() != 3 or k.shape != v.shape:
         raise ValueError(
             f"grouped_attention got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}; "

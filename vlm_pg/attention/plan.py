@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.tree import PrefixTree, SegmentCall
 
@@ -53,12 +54,12 @@ class AttentionPlan:
         """No key meets queries of its descendants in more than one call."""
         return _apart(call.key_range for call in self.above)
 
-    def mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
+    def mask(self, device: torch.device | str = "cpu") -> Tensor:
         """Boolean [queries, keys], True where a row attends: the definition, for the oracle."""
         mask = self.tree.mask(device)
         return mask if self.rows is None else mask[list(self.rows)]
 
-    def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def split_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Rows with queries and rows without, int64; made once per device, not once per layer."""
         if ("rows", device) not in self._on_device:
             has_query = np.zeros(self.tree.num_tokens, dtype=bool)
@@ -68,7 +69,7 @@ class AttentionPlan:
             )
         return self._on_device["rows", device]
 
-    def stream_order(self, device: torch.device) -> torch.Tensor:
+    def stream_order(self, device: torch.device) -> Tensor:
         """int64 [T]: brings (rows with queries, rows without) back into stream order."""
         if ("order", device) not in self._on_device:
             self._on_device["order", device] = torch.cat(self.split_rows(device)).argsort()
@@ -95,38 +96,28 @@ def reading_plan(tree: PrefixTree, reads: Sequence[Reads]) -> AttentionPlan:
     unknown = set(reads) - {"all", "last", "none"}
     if unknown:
         raise ValueError(f"Unknown reads {sorted(unknown)}; allowed are 'all', 'last' and 'none'.")
+    # Rows with queries; a node that is not read is a segment without queries.
+    counts = [{"all": length, "last": 1, "none": 0}[read] for length, read in zip(tree.lengths, reads, strict=True)]
     rows: list[int] = []
     own: list[SegmentCall] = []
     above: list[SegmentCall] = []
     for level, nodes in enumerate(tree.level_nodes):
         level_start = len(rows)
-        # A node that is not read keeps its place in a call as a segment without queries.
-        for causal, run in groupby(nodes, key=lambda node: reads[node] == "all"):
-            members = list(run)
-            run_start = len(rows)
-            for node in members:
+        for causal, group in groupby(nodes, key=lambda node: reads[node] == "all"):
+            run = list(group)
+            queries = tuple(counts[run[0] : run[-1] + 1])
+            keys = tree.token_range(range(run[0], run[-1] + 1))
+            start = len(rows)
+            for node in run:
                 end = tree.starts[node] + tree.lengths[node]
-                rows.extend(range(end - _num_queries(tree, reads, node), end))
-            if len(rows) > run_start:
-                own.append(
-                    SegmentCall(
-                        (run_start, len(rows)),
-                        tree.token_range(range(members[0], members[-1] + 1)),
-                        tuple(_num_queries(tree, reads, node) for node in members),
-                        tuple(tree.lengths[node] for node in members),
-                        causal=causal,
-                    )
-                )
+                rows.extend(range(end - counts[node], end))
+            if any(queries):
+                own.append(SegmentCall((start, len(rows)), keys, queries, tree.lengths[run[0] : run[-1] + 1], causal))
         if len(rows) > level_start:
-            counts = [_num_queries(tree, reads, node) for node in nodes]
             above.extend(
                 SegmentCall((level_start, len(rows)), tree.token_range(keys), queries, lengths, causal=False)
-                for keys, queries, lengths in tree.ancestor_segments(level, counts)
+                for keys, queries, lengths in tree.ancestor_segments(level, counts[nodes[0] : nodes[-1] + 1])
             )
     if not rows:
         raise ValueError("No node is read; at least one must be.")
     return AttentionPlan(tree, tuple(own), tuple(above), tuple(rows))
-
-
-def _num_queries(tree: PrefixTree, reads: Sequence[Reads], node: int) -> int:
-    return {"all": tree.lengths[node], "last": 1, "none": 0}[reads[node]]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels import Kernel, select_kernel
@@ -50,9 +51,9 @@ def check_kernel(
         RuntimeError: the difference is too large or not a number: this kernel must not be used here.
     """
     generator = torch.Generator().manual_seed(0)
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
 
-    def random(*shape: int) -> torch.Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.randn(*shape, head_dim, generator=generator).to(device, dtype)
 
     with torch.autocast(device.type, enabled=False), _separate_graphs():  # the oracle must not be rounded
@@ -80,14 +81,14 @@ def _separate_graphs() -> Iterator[None]:
 
     Only the innermost saved-tensor hooks run, so hooks that keep the tensor are enough.
     """
-    keep = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda saved: saved)
+    keep = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
     with torch.inference_mode(False), torch.enable_grad(), keep:
         yield
 
 
 def _plan_results(
-    kernel: Kernel, plan: AttentionPlan, inputs: list[torch.Tensor], upstream: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    kernel: Kernel, plan: AttentionPlan, inputs: list[Tensor], upstream: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     """(kernel's, plain softmax's) output and gradients of q, k, v."""
     wide = torch.promote_types(upstream.dtype, torch.float32)
     q, k, v = (x.requires_grad_() for x in inputs)
@@ -101,8 +102,8 @@ def _plan_results(
 
 @torch.no_grad()
 def _decoding_results(
-    kernel: Kernel, method: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *lengths: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    kernel: Kernel, method: str, q: Tensor, k: Tensor, v: Tensor, *lengths: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     """(kernel's, plain softmax's) output and log-sum-exp of new tokens over their own keys."""
     wide, scale = torch.promote_types(q.dtype, torch.float32), q.shape[-1] ** -0.5
     got = getattr(kernel, method)(q, k, v, *lengths, scale)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import torch
+from torch import Tensor
 
 # Scattered segments with at most this many keys are gathered into one dense call; longer ones are not worth the copy.
 GATHER_UP_TO = 256
@@ -39,10 +40,15 @@ class PrefixTree:
         self.parents = tuple(int(p) for p in parents)
         self._check_nodes()
         depths: list[int] = []
-        for parent in self.parents:
+        for node, parent in enumerate(self.parents):
             depths.append(0 if parent == -1 else depths[parent] + 1)
+            if node and (depths[node], parent) < (depths[node - 1], self.parents[node - 1]):
+                raise ValueError(
+                    f"Node {node} (level {depths[node]}, parent {parent}) comes after node {node - 1} (level "
+                    f"{depths[node - 1]}, parent {self.parents[node - 1]}). Nodes must come breadth first: level by "
+                    "level, and within a level ordered by parent."
+                )
         self.depths = tuple(depths)
-        self._check_order()
         self.starts = (0, *accumulate(self.lengths))[:-1]
         self.num_tokens = sum(self.lengths)
 
@@ -70,16 +76,6 @@ class PrefixTree:
             if not -1 <= parent < node:
                 raise ValueError(
                     f"Node {node} has parent {parent}; allowed are -1 (a root) and earlier nodes (0 to {node - 1})."
-                )
-
-    def _check_order(self) -> None:
-        keys = list(zip(self.depths, self.parents, strict=True))
-        for node in range(1, len(keys)):
-            if keys[node] < keys[node - 1]:
-                raise ValueError(
-                    f"Node {node} (level {keys[node][0]}, parent {keys[node][1]}) comes after node {node - 1} "
-                    f"(level {keys[node - 1][0]}, parent {keys[node - 1][1]}). Nodes must come breadth first: "
-                    "level by level, and within a level ordered by parent."
                 )
 
     def ancestor(self, node: int, level: int) -> int:
@@ -122,13 +118,13 @@ class PrefixTree:
         """
         for above in range(level):
             keys = self.level_nodes[above]
-            # An ancestor without descendants here keeps its place as a segment with no queries.
+            # An ancestor without descendants here is a segment with no queries.
             queries = [0] * len(keys)
             for node, rows in zip(self.level_nodes[level], num_queries, strict=True):
                 queries[self.ancestor(node, above) - keys[0]] += rows
             yield keys, tuple(queries), self.lengths[keys[0] : keys[-1] + 1]
 
-    def mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
+    def mask(self, device: torch.device | str = "cpu") -> Tensor:
         """Boolean [T, T], True where row attends to column: the definition, for the oracle."""
         node_of_token = torch.repeat_interleave(
             torch.arange(len(self.lengths)), torch.tensor(self.lengths), output_size=self.num_tokens
@@ -182,12 +178,12 @@ class SegmentCall:
     def max_key_length(self) -> int:
         return self.at_most[1] if self.at_most else max(self.key_lengths)
 
-    def fixed_on(self, cu_q: torch.Tensor, cu_k: torch.Tensor) -> SegmentCall:
+    def fixed_on(self, cu_q: Tensor, cu_k: Tensor) -> SegmentCall:
         """Take cumulative lengths from tensors that the caller owns; they may end in segments without rows."""
         self._on_device[cu_q.device] = (cu_q, cu_k)
         return self
 
-    def cu_seqlens(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def cu_seqlens(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cumulative lengths int32 [segments + 1] of queries and keys; made once per device, not once per layer."""
         if device not in self._on_device:
             # Copied without a synchronization, in the first layer of a pass.
@@ -209,8 +205,6 @@ class SegmentCall:
             self._on_device["batches"] = [
                 SegmentBatch(
                     len(run),
-                    q_len,
-                    k_len,
                     _row_index([query_starts[i] for i in run], q_len),
                     _row_index([key_starts[i] for i in run], k_len),
                 )
@@ -221,27 +215,20 @@ class SegmentCall:
 
 
 def _consecutive_runs(rows: list[int]) -> list[list[int]]:
-    runs: list[list[int]] = []
-    for row in rows:
-        if runs and runs[-1][-1] == row - 1:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return runs
+    """[3, 4, 7] -> [[3, 4], [7]]."""
+    return [[row for _, row in run] for _, run in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0])]
 
 
 @dataclass(frozen=True)
 class SegmentBatch:
-    """Segments of one shape. ``query_index`` and ``key_index`` are a slice (no copy) where rows are consecutive."""
+    """Segments of one shape; an index is a slice (no copy) where rows are consecutive."""
 
     count: int
-    query_length: int
-    key_length: int
-    query_index: slice | torch.Tensor
-    key_index: slice | torch.Tensor
+    query_index: slice | Tensor
+    key_index: slice | Tensor
 
 
-def _row_index(starts: list[int], length: int) -> slice | torch.Tensor:
+def _row_index(starts: list[int], length: int) -> slice | Tensor:
     if all(b - a == length for a, b in pairwise(starts)):
         return slice(starts[0], starts[-1] + length)
     return (torch.tensor(starts)[:, None] + torch.arange(length)).flatten()

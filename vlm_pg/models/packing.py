@@ -11,29 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.plan import Reads, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.checks import checked_responses, chosen_responses
 from vlm_pg.models.prompt_tree import PromptTree, prompt_tree
-from vlm_pg.models.stream_layout import (
-    Layout,
-    lengths_of,
-    media_rows_of,
-    num_sharing_of,
-    predict_rows_of,
-    prompt_reads,
-    prompt_tensors,
-    response_tensors,
-    starts_of,
-)
 from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.types import Prompt, ResponseGroup
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,16 +34,16 @@ class _Scored:
     """``targets`` int64 [R]: the response tokens that are predicted, all responses in order.
 
     ``predict_rows`` int64 [R]: which of the rows read predicts each of them; a response's first token is predicted by
-    its prompt's last row; the same ``predict_rows_on_host``, wherever the others are. ``response_lengths``: per group,
+    its prompt's last row. ``predict_rows_on_host``: the same. ``response_lengths``: per group,
     the length of each response.
     """
 
-    predict_rows: torch.Tensor
-    targets: torch.Tensor
+    predict_rows: Tensor
+    targets: Tensor
     response_lengths: tuple[tuple[int, ...], ...]
     predict_rows_on_host: np.ndarray = field(compare=False, repr=False, kw_only=True)
 
-    def split(self, values: torch.Tensor) -> list[list[torch.Tensor]]:
+    def split(self, values: Tensor) -> list[list[Tensor]]:
         """[R] values per response token -> per group, per response [R_g]."""
         flat = [length for lengths in self.response_lengths for length in lengths]
         parts = iter(values.split(flat))
@@ -64,15 +57,15 @@ class _Scored:
 
 @dataclass(frozen=True)
 class _Prompts:
-    """``media_rows`` int64 [M]: stream rows that take visual features; the same ``media_rows_on_host``.
+    """``media_rows`` int64 [M]: stream rows that take visual features. ``media_rows_on_host``: the same.
 
     ``feature_rows`` int64 [M]: which rows of the groups' features, concatenated group by group, they take; None stands
     for all of them in order. ``num_prompt_tokens``: sum of P over the groups, as if no prompt shared anything.
     ``num_sharing``: groups whose prompt begins like another one's.
     """
 
-    media_rows: torch.Tensor
-    feature_rows: torch.Tensor | None
+    media_rows: Tensor
+    feature_rows: Tensor | None
     num_prompt_tokens: int
     num_sharing: int
     media_rows_on_host: np.ndarray = field(compare=False, repr=False, kw_only=True)
@@ -86,8 +79,8 @@ class _Stream:
     ``share``: what of it this sequence rank computes; None for all.
     """
 
-    input_ids: torch.Tensor
-    positions_3T: torch.Tensor
+    input_ids: Tensor
+    positions_3T: Tensor
     tree: PrefixTree
     reads: tuple[Reads, ...]
     share: StreamShare | None = field(default=None, kw_only=True)
@@ -133,8 +126,8 @@ class PrefixBatch(_Prompts, _Stream):
 class ChunkBatch(_Scored, _Stream):
     """Some responses of the groups of a PrefixBatch. ``input_ids`` and ``positions_3T`` hold their rows only.
 
-    ``tree`` has the prompts' nodes too (reads "none"); ``node_of_prefix``: where each node of the prefix batch's tree
-    stands in it. ``predict_rows`` are indices into the prefix batch's read rows followed by this chunk's own rows. A
+    ``tree`` has the prompts' nodes too (reads "none"); ``node_of_prefix``: index in it of each node of the prefix
+    batch's tree. ``predict_rows`` are indices into the prefix batch's read rows followed by this chunk's own rows. A
     chunk of responses of one token has no row of its own.
     """
 
@@ -172,15 +165,15 @@ def pack_repeated(groups: Sequence[ResponseGroup], device: torch.device) -> Pack
         ValueError: as ``pack``.
     """
     batch = pack(one_by_one(groups), device, share=False)
-    return replace(batch, response_lengths=lengths_of([group.responses for group in groups]))
+    return replace(batch, response_lengths=tuple(tuple(map(len, group.responses)) for group in groups))
 
 
 def pack(groups: Sequence[ResponseGroup], device: torch.device, share: bool = True) -> PackedBatch:
     """Lay out ``groups`` level by level: prompts first, each behind what it shares with others, then responses.
 
     Args:
-        share: give tokens that several prompts begin with one place in the stream. Off: one root per prompt, with
-            identical results.
+        share: keep tokens that several prompts begin with once in the stream. Off: one root per prompt, with identical
+            results.
 
     Raises:
         ValueError: no groups, a group without responses, or an empty response.
@@ -188,26 +181,24 @@ def pack(groups: Sequence[ResponseGroup], device: torch.device, share: bool = Tr
     prompts = _prompts_of(groups)
     responses = [checked_responses(group) for group in groups]
     nodes = prompt_tree(prompts, share)
-    layout = Layout([node.parent for node in nodes.nodes], nodes.end_nodes, responses)
-    ids, positions = prompt_tensors(prompts, nodes)
-    own_ids, own_positions = response_tensors(prompts, responses)
+    layout = _Layout([node.parent for node in nodes.nodes], nodes.end_nodes, responses)
+    ids, positions = _prompt_tensors(prompts, nodes)
+    own_ids, own_positions = _response_tensors(prompts, responses)
     ids, positions = layout.in_order(ids, own_ids), layout.in_order(positions, own_positions)
-    reads: list[Reads] = layout.in_order(prompt_reads(nodes), ["all"] * len(own_ids))
-    read_starts = starts_of(
-        [len(i) if read == "all" else int(read == "last") for i, read in zip(ids, reads, strict=True)]
-    )
+    reads: list[Reads] = layout.in_order(_prompt_reads(nodes), ["all"] * len(own_ids))
+    read_starts = _starts([len(i) if read == "all" else int(read == "last") for i, read in zip(ids, reads)])
     tree = PrefixTree([len(i) for i in ids], layout.parents)
-    predict_rows = predict_rows_of(
+    predict_rows = _predict_rows(
         nodes.end_nodes,
         responses,
-        [read_starts[place] for place in layout.place_of_prompt],
-        [read_starts[place] for place in layout.place_of_response],
+        [read_starts[index] for index in layout.prompt_indices],
+        [read_starts[index] for index in layout.response_indices],
     )
     fields = _on(
         device,
         input_ids=torch.cat(ids),
         positions_3T=torch.cat(positions, dim=1),
-        **_media_of(prompts, nodes, [tree.starts[place] for place in layout.place_of_prompt]),
+        **_media(prompts, nodes, [tree.starts[index] for index in layout.prompt_indices]),
         **_scored(responses, predict_rows),
     )
     return PackedBatch(tree=tree, reads=tuple(reads), **fields)
@@ -221,11 +212,11 @@ def pack_prefixes(groups: Sequence[ResponseGroup], device: torch.device, share: 
     """
     prompts = _prompts_of(groups)
     nodes = prompt_tree(prompts, share)
-    ids, positions = prompt_tensors(prompts, nodes)
+    ids, positions = _prompt_tensors(prompts, nodes)
     tree = PrefixTree([len(i) for i in ids], [node.parent for node in nodes.nodes])
-    media = _media_of(prompts, nodes, tree.starts)
+    media = _media(prompts, nodes, tree.starts)
     fields = _on(device, input_ids=torch.cat(ids), positions_3T=torch.cat(positions, dim=1), **media)
-    return PrefixBatch(tree=tree, reads=tuple(prompt_reads(nodes)), end_nodes=nodes.end_nodes, **fields)
+    return PrefixBatch(tree=tree, reads=tuple(_prompt_reads(nodes)), end_nodes=nodes.end_nodes, **fields)
 
 
 def pack_chunk(
@@ -247,17 +238,16 @@ def pack_chunk(
     if not any(len(indices) for indices in chosen):
         raise ValueError("pack_chunk got no responses; choose at least one.")
     responses = [chosen_responses(group, indices) for group, indices in zip(groups, chosen, strict=True)]
-    prompts = [group.prompt for group in groups]
     prefix = prefix_batch.tree
-    layout = Layout(prefix.parents, prefix_batch.end_nodes, responses)
-    ids, positions = response_tensors(prompts, responses)
-    order = sorted(range(len(ids)), key=lambda index: layout.place_of_response[index])
+    layout = _Layout(prefix.parents, prefix_batch.end_nodes, responses)
+    ids, positions = _response_tensors([group.prompt for group in groups], responses)
+    order = sorted(range(len(ids)), key=layout.response_indices.__getitem__)
     # The prefix batch reads the last row of every node in which a prompt ends; this chunk's rows come after those.
     prefix_rows = [int(read == "last") for read in prefix_batch.reads]
-    own_starts = starts_of([sum(prefix_rows), *(len(ids[index]) for index in order)])[1:]
+    own_starts = _starts([sum(prefix_rows), *(len(ids[index]) for index in order)])[1:]
     start_of = dict(zip(order, own_starts, strict=True))
-    predict_rows = predict_rows_of(
-        prefix_batch.end_nodes, responses, starts_of(prefix_rows), [start_of[index] for index in range(len(ids))]
+    predict_rows = _predict_rows(
+        prefix_batch.end_nodes, responses, _starts(prefix_rows), [start_of[index] for index in range(len(ids))]
     )
     reads: list[Reads] = layout.in_order(["none"] * len(prefix.lengths), ["all"] * len(ids))
     empty = torch.zeros(0, dtype=torch.int64)
@@ -268,7 +258,48 @@ def pack_chunk(
         **_scored(responses, predict_rows),
     )
     tree = PrefixTree(layout.in_order(prefix.lengths, [len(i) for i in ids]), layout.parents)
-    return ChunkBatch(tree=tree, reads=tuple(reads), node_of_prefix=tuple(layout.place_of_prompt), **fields)
+    return ChunkBatch(tree=tree, reads=tuple(reads), node_of_prefix=tuple(layout.prompt_indices), **fields)
+
+
+class _Layout:
+    """Breadth-first tree of prompt nodes and responses: among the children of a node prompts first, then responses.
+
+    ``parents``: of each node of the tree. ``prompt_indices``: index in it of each prompt node; ``response_indices``: of
+    each response that has a row of its own. Prompt nodes keep their order.
+    """
+
+    def __init__(self, parents: Sequence[int], end_nodes: Sequence[int], responses: Sequence[Sequence[Tensor]]):
+        self.parents: list[int] = []
+        self.prompt_indices = [-1] * len(parents)
+        prompts_below: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            prompts_below.setdefault(parent, []).append(node)
+        responses_below: dict[int, list[int]] = {}
+        own = [end for end, of_group in zip(end_nodes, responses, strict=True) for r in of_group if len(r) > 1]
+        for index, end in enumerate(own):
+            responses_below.setdefault(end, []).append(index)
+        self.response_indices = [-1] * len(own)
+        level = [-1]
+        while level:
+            for node in level:
+                parent = -1 if node == -1 else self.prompt_indices[node]
+                for child in prompts_below.get(node, []):
+                    self.prompt_indices[child] = len(self.parents)
+                    self.parents.append(parent)
+                for response in responses_below.get(node, []):
+                    self.response_indices[response] = len(self.parents)
+                    self.parents.append(parent)
+            level = [child for node in level for child in prompts_below.get(node, [])]
+
+    def in_order(self, of_prompts: Sequence[T], of_responses: Sequence[T]) -> list[T]:
+        """One entry per node of the tree from entries per prompt node and per response."""
+        entries = dict(zip(self.prompt_indices, of_prompts, strict=True))
+        entries |= zip(self.response_indices, of_responses, strict=True)
+        return [entries[index] for index in range(len(self.parents))]
+
+
+def _starts(lengths: Sequence[int]) -> list[int]:
+    return [0, *accumulate(lengths)][:-1]
 
 
 def _prompts_of(groups: Sequence[ResponseGroup]) -> list[Prompt]:
@@ -277,30 +308,82 @@ def _prompts_of(groups: Sequence[ResponseGroup]) -> list[Prompt]:
     return [group.prompt for group in groups]
 
 
-def _media_of(prompts: Sequence[Prompt], nodes: PromptTree, node_starts: Sequence[int]) -> dict[str, Any]:
+def _prompt_tensors(prompts: Sequence[Prompt], tree: PromptTree) -> tuple[list[Tensor], list[Tensor]]:
+    """Token ids and positions of each prompt node."""
+    owned = [(prompts[node.owner], slice(node.start, node.stop)) for node in tree.nodes]
+    return [p.input_ids[part] for p, part in owned], [p.positions_3P[:, part] for p, part in owned]
+
+
+def _response_tensors(
+    prompts: Sequence[Prompt], responses: Sequence[Sequence[Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Token ids and positions of each response that has a row of its own."""
+    pairs = [(prompt.next_position, r[:-1]) for prompt, of_group in zip(prompts, responses) for r in of_group]
+    own = [(start, ids) for start, ids in pairs if len(ids)]
+    return [ids for _, ids in own], [(start + torch.arange(len(ids))).expand(3, -1) for start, ids in own]
+
+
+def _prompt_reads(tree: PromptTree) -> list[Reads]:
+    return ["last" if node in tree.end_nodes else "none" for node in range(len(tree.nodes))]
+
+
+def _predict_rows(
+    end_nodes: Sequence[int],
+    responses: Sequence[Sequence[Tensor]],
+    prompt_starts: Sequence[int],
+    response_starts: Sequence[int],
+) -> Tensor:
+    """Row read for each response token: the end of its prompt for the first one, then the response's own rows.
+
+    Args:
+        prompt_starts: index among the rows read of each prompt node's (only) row.
+        response_starts: index of the first row of each response that has rows.
+    """
+    own = iter(response_starts)
+    rows = []
+    for end, of_group in zip(end_nodes, responses, strict=True):
+        for response in of_group:
+            start = next(own) if len(response) > 1 else 0
+            of_response = torch.arange(start - 1, start + len(response) - 1)
+            of_response[0] = prompt_starts[end]
+            rows.append(of_response)
+    return torch.cat(rows)
+
+
+def _media(prompts: Sequence[Prompt], tree: PromptTree, node_starts: Sequence[int]) -> dict[str, Any]:
     """The fields of ``_Prompts``."""
-    media_rows, feature_rows = media_rows_of(prompts, nodes, node_starts)
+    visual = [prompt.mm_token_type_ids != 0 for prompt in prompts]
+    counts = [int(mask.sum()) for mask in visual]
+    first_feature = _starts(counts)
+    rows, features = [], []
+    for node, start in zip(tree.nodes, node_starts, strict=True):
+        mask = visual[node.owner]
+        in_node = mask[node.start : node.stop].nonzero()[:, 0]
+        rows.append(in_node + start)
+        seen = first_feature[node.owner] + int(mask[: node.start].sum())
+        features.append(torch.arange(seen, seen + len(in_node)))
+    media_rows, feature_rows = torch.cat(rows), torch.cat(features)
+    in_order = torch.equal(feature_rows, torch.arange(sum(counts)))
     return {
         "media_rows": media_rows,
         "media_rows_on_host": media_rows.numpy(),
-        "feature_rows": feature_rows,
+        "feature_rows": None if in_order else feature_rows,
         "num_prompt_tokens": sum(prompt.num_tokens for prompt in prompts),
-        "num_sharing": num_sharing_of(nodes),
+        "num_sharing": len({prompt for members in tree.passing() if len(members) > 1 for prompt in members}),
     }
 
 
-def _scored(responses: Sequence[Sequence[torch.Tensor]], predict_rows: torch.Tensor) -> dict[str, Any]:
+def _scored(responses: Sequence[Sequence[Tensor]], predict_rows: Tensor) -> dict[str, Any]:
     """The fields of ``_Scored``."""
-    targets = torch.cat([response for of_group in responses for response in of_group])
     return {
         "predict_rows": predict_rows,
         "predict_rows_on_host": predict_rows.numpy(),
-        "targets": targets,
-        "response_lengths": lengths_of(responses),
+        "targets": torch.cat([response for of_group in responses for response in of_group]),
+        "response_lengths": tuple(tuple(map(len, of_group)) for of_group in responses),
     }
 
 
 def _on(device: torch.device, **fields: Any) -> dict[str, Any]:
     """The fields with their tensors on the device."""
-    move = partial(torch.Tensor.to, device=device, non_blocking=True)
-    return {name: move(value) if isinstance(value, torch.Tensor) else value for name, value in fields.items()}
+    move = partial(Tensor.to, device=device, non_blocking=True)
+    return {name: move(value) if isinstance(value, Tensor) else value for name, value in fields.items()}

@@ -1,4 +1,4 @@
-"""The policy: one transformers model behind generation, scoring and training."""
+"""The policy: one transformers model behind generation, scoring and training, with every sequence rank on its share."""
 
 from __future__ import annotations
 
@@ -6,23 +6,106 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.plan import reading_plan
+from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
-from vlm_pg.models import checks
-from vlm_pg.models.contexts import TreeContext
+from vlm_pg.models.checks import checked_responses
+from vlm_pg.models.contexts import ChunkContext, PrefixContext, PrefixStates, StateStore, TreeContext
 from vlm_pg.models.family import Family, refuse_media
-from vlm_pg.models.forward import read_hidden, run_back, run_chunk, run_prefixes, target_logprobs
-from vlm_pg.models.network import Network, noop_modules
+from vlm_pg.models.network import Lockstep, Network, check_features, noop_modules
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
-from vlm_pg.models.prefix_states import PrefixStates
 from vlm_pg.models.settings import ModelSettings, PositionRule
-from vlm_pg.models.turns import Turns
+from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.models.vision import VisionEncoder
-from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
+from vlm_pg.types import Prompt, ResponseGroup, VisualFeatures
+
+Batch = PackedBatch | PrefixBatch | ChunkBatch
+
+
+class Rows(NamedTuple):
+    """What layers run on: ``input_ids`` int64 [T], ``positions_3T`` int64 [3, T], ``media_rows`` int64 [M] that take
+    ``features`` [M, ...], and those on the host."""
+
+    input_ids: Tensor
+    positions_3T: Tensor
+    media_rows: Tensor | None
+    features: Tensor | None
+    media_rows_on_host: np.ndarray | None
+
+
+def read_hidden(
+    network: Network,
+    batch: Batch,
+    context: AttentionContext,
+    features: Tensor | None = None,
+    whole_layers: bool = False,
+) -> Tensor:
+    """As ``hidden_of_rows``, of a packed batch.
+
+    Args:
+        features: of the groups, joined group by group: media that groups share enter the stream once.
+    """
+    media_rows = on_host = None
+    if not isinstance(batch, ChunkBatch):
+        media_rows, on_host = batch.media_rows, batch.media_rows_on_host
+        if features is not None and batch.feature_rows is not None:
+            features = features[batch.feature_rows]
+    rows = Rows(batch.input_ids, batch.positions_3T, media_rows, features, on_host)
+    return hidden_of_rows(network, rows, context, batch.share, whole_layers)
+
+
+def hidden_of_rows(
+    network: Network, rows: Rows, context: AttentionContext, share: StreamShare | None, whole_layers: bool = False
+) -> Tensor:
+    """Last hidden states [rows read, D] of the rows that this rank computes.
+
+    Args:
+        whole_layers: as ``Network.run_layers``.
+    """
+    ids, positions, media_rows, features, on_host = rows
+    if share is None:
+        return network.hidden_states(ids, positions, context, features, media_rows, whole_layers)
+    if features is not None and media_rows is not None:
+        check_features(media_rows, features)
+        assert on_host is not None
+        media_rows, features = share.media(on_host, features)
+    own_ids, own_positions = share.rows.take(ids), share.rows.take(positions, dim=1)
+    if not len(own_ids):
+        own_ids, own_positions = ids[:1], positions[:, :1]
+    return network.hidden_states(own_ids, own_positions, context, features, media_rows, whole_layers)[: share.num_read]
+
+
+def target_logprobs(
+    network: Network, batch: PackedBatch | ChunkBatch, hidden: Tensor, temperature: float, entropy_graph: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities fp32 [R] of all targets and entropies, on every sequence rank.
+
+    Each rank's output head works on what its own rows predict. Losses need whole responses, and all ranks compute the
+    same one; so each sends its own rows the gradient of its own targets.
+
+    Args:
+        hidden: [rows read, D], of this rank.
+    """
+    if batch.share is None:
+        chosen, stream_rows = hidden[batch.predict_rows], len(batch.input_ids)
+        return network.token_logprobs(chosen, batch.targets, temperature, entropy_graph, stream_rows)
+    targets, rows = batch.share.predictions(batch.predict_rows_on_host)
+    mine = network.token_logprobs(
+        hidden[rows.on(hidden.device)],
+        targets.take(batch.targets),
+        temperature,
+        entropy_graph,
+        len(batch.share.rows.mine),
+    )
+    logprobs, entropies = (targets.gather(values) for values in mine)
+    return logprobs, entropies
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,27 +127,13 @@ class Policy(Network):
             trains=settings.trains_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
             share=settings.share_prefix,
-            device=partial(getattr, self, "device"),  # asked again whenever pixels come
+            device=partial(getattr, self, "device"),
         )
-        self.media_token_ids = self._media_token_ids()
 
     @property
     def weights_version(self) -> int:
         """How many optimizer steps the weights have had."""
         return self._weights_version
-
-    @property
-    def tokenizer(self) -> Any:
-        return getattr(self.processor, "tokenizer", self.processor)
-
-    @property
-    def pixel_factor(self) -> int:
-        """Pixels per side of one visual token: patch size times merge size; 1 without a tower."""
-        return self.pixels.token_side
-
-    def _media_token_ids(self) -> tuple[int, ...]:
-        vocabulary = None if self.processor is None else self.tokenizer.get_vocab()
-        return self.family.media_token_ids(self.model.config, vocabulary)
 
     def weights_changed(self, vision_trains: bool | None = None) -> None:
         """Call after every optimizer step: whatever was computed from the old weights may no longer be used.
@@ -75,11 +144,12 @@ class Policy(Network):
         self.vision.weights_changed(vision_trains)
 
     def use_tower_of(self, other: Policy) -> None:
-        """Use the tower of ``other``, and what is kept of its outputs, in place of one's own."""
-        self.family.set_vision_tower(self.model, self.family.vision_tower(other.model))
+        """Use the tower of ``other`` and the cache of its outputs."""
+        assert self.family.tower is not None
+        self.model.set_submodule(self.family.tower, self.family.vision_tower(other.model))
         self.vision = other.vision
 
-    def positions(self, *args: Any, rule: PositionRule | None = None) -> torch.Tensor:
+    def positions(self, *args: Any, rule: PositionRule | None = None) -> Tensor:
         """Rotary positions int64 [3, P] of a prompt by ``settings.positions``, or by another rule.
 
         Positional arguments are those of ``Family.positions`` after the model.
@@ -92,7 +162,7 @@ class Policy(Network):
         features: Sequence[VisualFeatures] | None = None,
         temperature: float = 1.0,
         sequence: SequenceGroup = SINGLE_SP_RANK,
-    ) -> list[list[torch.Tensor]]:
+    ) -> list[list[Tensor]]:
         """Log-probability of every response token; differentiable.
 
         Args:
@@ -100,7 +170,7 @@ class Policy(Network):
             features: vision outputs per group; default: taken from the encoder (with graph if the tower trains and
                 gradients are on).
             temperature: divides the logits.
-            sequence: processes that ask for the same groups at the same time: each computes its share of the stream.
+            sequence: processes that score the same groups at the same time: each computes its share of the stream.
 
         Returns:
             Per group, per response: fp32 [R].
@@ -117,7 +187,7 @@ class Policy(Network):
             prompts = [group.prompt for group in groups]
             features = self.vision.encode(prompts, with_graph=with_graph, sequence=sequence)
         # Ranks that are independent bypass the hooks on the policy: DeepSpeed's begin with a collective.
-        call = self.forward if self._own_pace else self
+        call = self.forward if self._independent else self
         logprobs, _ = call(Policy.stream_logprobs, batch, self.join_features(groups, features), temperature)
         return batch.split(logprobs)
 
@@ -134,7 +204,7 @@ class Policy(Network):
 
     def join_features(
         self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures | None]
-    ) -> torch.Tensor | None:
+    ) -> Tensor | None:
         """Features of all groups in stream order, [M, D]; None without media. Refuses features of other weights.
 
         Where nothing is shared there is a copy for each response.
@@ -169,11 +239,11 @@ class Policy(Network):
     def stream_logprobs(
         self,
         batch: PackedBatch,
-        features: torch.Tensor | None,
+        features: Tensor | None,
         temperature: float = 1.0,
         entropy_graph: bool = False,
         whole_layers: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities fp32 [R] of all response tokens of a stream, and entropies fp32 [R] in nats.
 
         Args:
@@ -186,21 +256,44 @@ class Policy(Network):
         hidden = read_hidden(self, batch, context, features, whole_layers)
         return target_logprobs(self, batch, hidden, temperature, entropy_graph)
 
-    def prefix_states(self, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
-        """Prompts alone, for groups beyond memory: what their responses need of them."""
-        return run_prefixes(self, batch, features)
+    def prefix_states(self, batch: PrefixBatch, features: Tensor | None) -> PrefixStates:
+        """Prompts alone, for groups beyond memory: their states for the responses that follow in chunks.
+
+        One backward goes through the prompts after those of all chunks. Exact: d loss / d weights =
+        (d loss / d states)(d states / d weights) plus the chunks' own part. Memory is one prefix and one chunk,
+        whatever the number of responses.
+        """
+        states = StateStore(self.stream_memory.prefix_target if self.checkpointing else None)
+        reads = reading_plan(batch.tree, batch.reads)
+        context = PrefixContext(states, batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
+        hidden = read_hidden(self, batch, context, features)
+        context.close()
+        return PrefixStates(hidden, states)
 
     def chunk_logprobs(
         self, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0, entropy_graph: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """As ``stream_logprobs``, of some responses behind prompts that have run."""
-        return run_chunk(self, batch, states, temperature, entropy_graph)
+        hidden = last_hidden = states.last_hidden_for_chunk()
+        if batch.input_ids.shape[0]:
+            reads, kernel = reading_plan(batch.tree, batch.reads), self.kernel_here
+            behind = batch.node_of_prefix, states.layers
+            context = ChunkContext(batch.tree, reads, *behind, kernel, self.checkpointing, batch.share)
+            hidden = torch.cat([last_hidden, read_hidden(self, batch, context)])
+        return target_logprobs(self, batch, hidden, temperature, entropy_graph)
 
-    def prefix_loss(self, states: PrefixStates, loss_scale: float, every_weight: bool) -> torch.Tensor:
-        """Zero, whose backward carries what the chunks' backward passes left in ``states`` through the prompts."""
-        return run_back(self, states, loss_scale, every_weight)
+    def prefix_loss(self, states: PrefixStates, loss_scale: float, every_weight: bool) -> Tensor:
+        """Zero, whose backward carries what the chunks' backward passes left in ``states`` through the prompts.
 
-    def idle_vision_loss(self) -> torch.Tensor:
+        With ``every_weight`` it also reaches an untied output head, with zeros.
+        """
+        loss, head = states.surrogate_loss(loss_scale), self.model.lm_head
+        tied = getattr(head, "weight", None) is self.model.get_input_embeddings().weight
+        if every_weight and not tied and any(parameter.requires_grad for parameter in head.parameters()):
+            loss = loss + self.logits(states.last_hidden.detach()[:1]).float().sum() * 0.0
+        return loss
+
+    def idle_vision_loss(self) -> Tensor:
         """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.
 
         Ranks that reduce gradients together must all touch the same parameters.
@@ -211,31 +304,21 @@ class Policy(Network):
     def independent_ranks(self, scattered: bool) -> Iterator[None]:
         """Inside, without gradients, ranks need not make the same calls.
 
-        ``scattered``: weights lie with several ranks and are gathered part by part, so the ranks take turns; else all
-        weights are whole here. In the first case leaving waits for the other ranks, no other collective may be made
-        inside, and a rank that raises does not wait: the others may be in the middle of a part, and only the launcher
-        can end them.
+        ``scattered``: ranks hold shards of the weights and gather them module by module, in lockstep; else all weights
+        are whole here. In the first case leaving waits for the other ranks, no other collective may be made inside, and
+        a rank that raises does not wait: the others may be in the middle of a module, and only the launcher can end
+        them.
         """
-        self._own_pace, self._in_turns = True, scattered
-        self.turns = Turns(noop_modules(self), self.device) if scattered else None
+        self._independent, self._sharded = True, scattered
+        self.lockstep = Lockstep(noop_modules(self), self.device) if scattered else None
         try:
             yield
-            if self.turns is not None:
-                turns, self.turns = self.turns, None
+            if self.lockstep is not None:
+                lockstep, self.lockstep = self.lockstep, None
                 with torch.no_grad():
-                    turns.finish()
+                    lockstep.finish()
         finally:
-            self.turns, self._own_pace, self._in_turns = None, False, False
-
-    def check_samples(self, samples: Sequence[Sample], where: object) -> None:
-        """Raise ModelError if the model reads text alone and one of the samples, read from ``where``, has media."""
-        if not self.family.reads_media and (what := checks.media_among(samples, where)):
-            refuse_media(self.model, what)
-
-    @property
-    def max_positions(self) -> int | None:
-        """Positions that the model knows."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+            self.lockstep, self._independent, self._sharded = None, False, False
 
     def check_prompt(self, prompt: Prompt, response_tokens: int = 0) -> None:
         """
@@ -249,17 +332,13 @@ class Policy(Network):
         """
         if not self.family.reads_media and (prompt.grid_thw is not None or prompt.num_visual_tokens):
             refuse_media(self.model, f"Prompt {prompt.sample_id!r} has images or videos")
-        checks.check_prompt(prompt, self.pixels.patches_per_token)
+        super().check_prompt(prompt)
         if response_tokens:
             self.check_length(prompt, response_tokens)
 
-    def check_length(self, prompt: Prompt, response_tokens: int) -> None:
-        """Raise SampleError ("too_long_for_model") if prompt and response exceed the positions the model knows."""
-        prompt.check_length(response_tokens, self.max_positions)
-
     def check_group(self, group: ResponseGroup) -> None:
         """Raise ValueError or SampleError for a group that cannot be scored exactly, and say why."""
-        responses = checks.checked_responses(group)
+        responses = checked_responses(group)
         self.check_prompt(group.prompt, max(len(response) for response in responses))
         for index, response in enumerate(responses):
-            checks.check_response_ids(group, index, response, self.vocab_size, self.media_token_ids)
+            self.check_response_ids(response, f"Response {index} of {group.prompt.sample_id!r}")

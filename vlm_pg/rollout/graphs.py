@@ -66,7 +66,7 @@ def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> st
         return "rollout.cuda_graphs is false"
     if policy.device.type != "cuda":
         return f"the model is on {policy.device.type}"
-    if policy.turns is not None:
+    if policy.lockstep is not None:
         return "ranks take turns through scattered weights"
     if is_sharded(policy.model):
         return "hooks of ZeRO-3 run in every layer"

@@ -56,7 +56,7 @@ def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
         return "rollout.merge_adapter is false"
     if settings.merge_adapter == "auto" and policy.device.type != "cuda":
         return f"the model is on {policy.device.type}"
-    if policy.turns is not None or is_sharded(policy.language_model):
+    if policy.lockstep is not None or is_sharded(policy.language_model):
         return "weights are scattered over ranks"
     return None
 

@@ -14,9 +14,8 @@ from vlm_pg.attention.plan import AttentionPlan, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models.contexts import ChunkContext, TreeContext
-from vlm_pg.models.forward import Rows, hidden_of_rows
 from vlm_pg.models.linear_attention import LinearHeads, LinearStates
-from vlm_pg.models.policy import Policy
+from vlm_pg.models.policy import Policy, Rows, hidden_of_rows
 from vlm_pg.models.prompt_tree import PromptNode
 from vlm_pg.models.stream_share import Division, Indices, StreamShare, rows_to_heads
 from vlm_pg.rollout.kv import PrefixStore
@@ -102,7 +101,7 @@ class Prefill:
             features |= zip(missing, encoded, strict=True)
         last_hidden: dict[int, torch.Tensor] = {}
         for one in self._passes(new, ends):
-            if self.policy.turns is not None:
+            if self.policy.lockstep is not None:
                 self._between_layers()
             last_hidden |= self._run(one, self._rows(one, features))
         return last_hidden
@@ -167,7 +166,7 @@ class Prefill:
     def _run(self, one: _Pass, on_host: Rows) -> dict[int, torch.Tensor]:
         layout, share, read = one.layout, one.share, one.read
         # Where ranks take turns a layer's weights are gathered on all of them: no rank may leave between two layers.
-        between_layers = self._between_layers if self.policy.turns is None else lambda: None
+        between_layers = self._between_layers if self.policy.lockstep is None else lambda: None
         keeping = _Keeping(self.store, one, between_layers, self._linear_heads, self._divided)
         kernel = self.policy.kernel_here
         context: TreeContext | ChunkContext

@@ -110,7 +110,7 @@ class Parallel:
         """
         sequence = self.engine.sequence
         # Where weights are gathered in turns, no rank may wait for another one.
-        if sequence.size == 1 or self.engine.policy.turns is not None or not isinstance(scorer, PolicyScorer):
+        if sequence.size == 1 or self.engine.policy.lockstep is not None or not isinstance(scorer, PolicyScorer):
             return scorer.score(groups, temperature)
         here = {group.prompt.sample_id: group.prompt for group in groups} | self.prompts
         of_ranks = sequence.gather([(group.prompt.sample_id, group.responses) for group in groups])
@@ -150,7 +150,7 @@ def sample_together(
         return False
     policy, settings = sampler.policy, sampler.settings
     # Where weights are gathered in turns, a rank that waited for another one's prompt would hold up its weights.
-    possible = policy.turns is None and policy.settings.share_prefix
+    possible = policy.lockstep is None and policy.settings.share_prefix
     possible &= settings.num_generations >= sequence.size
     if settings.divide_prefix == "always" and not possible:
         raise ConfigError(

@@ -221,7 +221,7 @@ def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatc
 
 
 def test_a_file_is_looked_at_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vlm_pg.media import probe
+    from tests.numerics.test_adapter_options import probe
 
     real, seen = probe.probe_file, []
 

@@ -9,13 +9,14 @@ matching sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.fakes import (
@@ -30,7 +31,10 @@ from tests.support.fakes import (
     real_policy,
 )
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
+from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
+from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.distributed import SequenceGroup
+from vlm_pg.models.contexts import TreeContext
 from vlm_pg.models.micro_batches import Streams, run_micro_batch, share_streams
 from vlm_pg.models.packing import pack, pack_chunk, pack_prefixes
 from vlm_pg.models.policy import Policy
@@ -46,7 +50,7 @@ def parts_of(family: str) -> tuple[Part, ...]:
 
 
 def packed(family: str, chunks: bool) -> Streams:
-    """On the host, where lengths and places are known."""
+    """On the host, where lengths and rows are known."""
     groups = groups_of(family)
     if not chunks:
         return Streams((pack(groups, CPU),))
@@ -101,13 +105,13 @@ def check_gradients(policy: Policy, parts: Sequence[Part]) -> None:
     assert reached == set(parts)
 
 
-# The same layers as with a tower, and they take longest.
-SLOW = ("qwen3_5_text", "qwen3_5_moe_text")
+def families(names: Sequence[str], *usual: str) -> pytest.MarkDecorator:
+    """Of each kind of layer and tower one is in the usual run."""
+    params = [pytest.param(name, marks=() if name in usual else pytest.mark.matrix) for name in names]
+    return pytest.mark.parametrize("family", params)
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.matrix if name in SLOW else ()) for name in FAMILY_NAMES]
-)
+@families(FAMILY_NAMES, "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5")
 def test_forward_of_an_update(family: str) -> None:
     streams = packed(family, chunks=False)
     with faked() as strict:
@@ -123,9 +127,9 @@ def test_forward_of_an_update(family: str) -> None:
         {"gradient_checkpointing": True, "mlp_tile_rows": 64},
         {"gradient_checkpointing": True, "vision_piece_tokens": 16},
     ],
-    ids=["kept", "MLPs in tiles", "tower in pieces"],
+    ids=["plain", "MLPs in tiles", "tower in pieces"],
 )
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@families(["qwen2_5_vl", "qwen3_vl"], "qwen3_vl")
 def test_forward_with_what_saves_memory(family: str, settings: dict[str, Any]) -> None:
     streams = packed(family, chunks=False)
     with faked():
@@ -134,14 +138,14 @@ def test_forward_with_what_saves_memory(family: str, settings: dict[str, Any]) -
         losses(policy, streams, CUDA, entropy_graph=True)
 
 
-@pytest.mark.parametrize("family", VL_FAMILY_NAMES)
+@families(VL_FAMILY_NAMES, "qwen3_5")
 def test_forward_in_chunks(family: str) -> None:
     streams = packed(family, chunks=True)
     with faked():
         losses(fake_policy(family, CUDA, train=ALL, gradient_checkpointing=True), streams, CUDA)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
+@families(VL_FAMILY_NAMES[:5], "qwen2_5_vl", "qwen3_vl_moe")
 def test_backward_of_an_update(family: str) -> None:
     streams = packed(family, chunks=False)
     with faked() as strict:
@@ -152,7 +156,7 @@ def test_backward_of_an_update(family: str) -> None:
 
 
 @pytest.mark.parametrize("parts", [("language",), ("merger",), ("tower", "merger")], ids="+".join)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@families(["qwen2_5_vl", "qwen3_vl"], "qwen3_vl")
 def test_backward_where_parts_are_frozen(family: str, parts: tuple[Part, ...]) -> None:
     streams = packed(family, chunks=False)
     with faked():
@@ -161,7 +165,7 @@ def test_backward_where_parts_are_frozen(family: str, parts: tuple[Part, ...]) -
         check_gradients(policy, parts)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix)])
+@families(["qwen2_5_vl", "qwen3_5"], "qwen2_5_vl")
 def test_backward_in_chunks(family: str) -> None:
     streams = packed(family, chunks=True)
     with faked():
@@ -172,7 +176,7 @@ def test_backward_in_chunks(family: str) -> None:
 
 
 @pytest.mark.parametrize("device", [CUDA, CPU], ids=str)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix)])
+@families(["qwen2_5_vl", "qwen3_5"], "qwen2_5_vl")
 def test_adapters(family: str, device: torch.device) -> None:
     pytest.importorskip("peft")
     streams = packed(family, chunks=False)
@@ -181,10 +185,6 @@ def test_adapters(family: str, device: torch.device) -> None:
         losses(policy, streams, device)
         if device == CPU:
             check_gradients(policy, ("language",))
-
-
-# One of each kind of layer and tower stays; the others differ in what a whole stream's tests see, too.
-LONG = (*SLOW, "qwen2", "qwen3_moe", "qwen3_5_moe")
 
 
 @contextmanager
@@ -239,35 +239,27 @@ def check_that_they_meet(found: dict[int, list[tuple[str, list[int], list[int]]]
                 assert sent == awaited, f"{name} {number}: rank {sender} sends {sent}, {receiver} waits for {awaited}"
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in FAMILY_NAMES]
-)
+@families(FAMILY_NAMES, "qwen2_5_vl", "qwen3_5")
 def test_forward_of_an_update_on_ranks(family: str) -> None:
     check_that_they_meet({rank: update(family, CUDA, 2, rank) for rank in range(2)})
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen3_vl", *(pytest.param(n, marks=pytest.mark.matrix) for n in ("qwen2_5_vl", "qwen3_5"))]
-)
+@families(["qwen3_vl", "qwen2_5_vl", "qwen3_5"], "qwen3_vl")
 def test_forward_in_chunks_on_four(family: str) -> None:
     check_that_they_meet({rank: update(family, CUDA, 4, rank, chunks=True) for rank in range(4)})
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["qwen2_5_vl"]
-    + [pytest.param(n, marks=pytest.mark.matrix) for n in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")],
-)
+@families(VL_FAMILY_NAMES[:5], "qwen2_5_vl")
 def test_backward_of_an_update_on_ranks(family: str) -> None:
     check_that_they_meet({rank: update(family, CPU, 2, rank) for rank in range(2)})
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix)])
+@families(["qwen2_5_vl", "qwen3_5"])
 def test_backward_in_chunks_on_four(family: str) -> None:
     check_that_they_meet({rank: update(family, CPU, 4, rank, chunks=True) for rank in (0, 1)})
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix)])
+@families(["qwen2_5_vl", "qwen3_5"])
 def test_adapters_on_ranks(family: str) -> None:
     pytest.importorskip("peft")
     settings = {"train": ("language",), "lora": LoraSettings()}
@@ -276,14 +268,14 @@ def test_adapters_on_ranks(family: str) -> None:
 
 
 def test_a_wait_in_a_pass_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows asked of the device, as they once were."""
+    """Rows read from the device."""
     media = StreamShare.media
 
-    def asks(self: StreamShare, media_rows: Any, features: torch.Tensor) -> Any:
+    def reads(self: StreamShare, media_rows: Any, features: torch.Tensor) -> Any:
         features.cpu()
         return media(self, media_rows, features)
 
-    monkeypatch.setattr(StreamShare, "media", asks)
+    monkeypatch.setattr(StreamShare, "media", reads)
     with pytest.raises(FaultOnDevice, match="from the device to the host"):
         update("qwen2_5_vl", CUDA, 2, 0)
 
@@ -293,3 +285,87 @@ def test_an_exchange_of_wrong_sizes_is_noticed() -> None:
         values = torch.empty(6, 4, dtype=torch.bfloat16, device=CUDA)
         with pytest.raises(FaultOnDevice, match="sizes"):
             sequence.send(values, [2, 2], [3, 3])
+
+
+FAMILY = "qwen2"
+
+
+def left_on_the_host(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.zeros(x.shape[-1], dtype=x.dtype)
+
+
+def sent_and_waited_for(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor([1.0] * x.shape[-1], dtype=x.dtype, device=x.device)
+
+
+def fetched(x: torch.Tensor) -> torch.Tensor:
+    return x + x.float().mean().cpu().to(x.dtype)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    return (x[:, 0].float() @ torch.ones(x.shape[-1], x.shape[-1], dtype=x.dtype, device=x.device))[:, None] + x
+
+
+def one_value(x: torch.Tensor) -> torch.Tensor:
+    return x * x.sum().item()
+
+
+FAULTS: dict[Callable[[torch.Tensor], torch.Tensor], Any] = {
+    left_on_the_host: (FaultOnDevice, "left on the host"),
+    sent_and_waited_for: (FaultOnDevice, "blocking copy from the host"),
+    fetched: (FaultOnDevice, "from the device to the host"),
+    widened: (FaultOnDevice, "one dtype only"),
+    one_value: (DataDependentOutputException, "_local_scalar_dense"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_in_a_layer_is_noticed(fault: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = TreeContext.attend
+
+    def spoiled(self: TreeContext, layer_index: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return attend(self, layer_index, fault(q), *rest)
+
+    batch = pack(groups_of(FAMILY), CPU)
+    expected, words = FAULTS[fault]
+    with faked():
+        policy = fake_policy(FAMILY, CUDA)
+        monkeypatch.setattr(TreeContext, "attend", spoiled)
+        with pytest.raises(expected, match=words):
+            policy(Policy.stream_logprobs, as_fake(batch, CUDA), None)
+
+
+def test_a_fault_in_backward_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of another dtype than what the operator was given."""
+    backward = CudaFlashKernel.segments_backward
+
+    def spoiled(self: CudaFlashKernel, grad_out: torch.Tensor, *rest: Any) -> Any:
+        return backward(self, grad_out.float(), *rest)
+
+    monkeypatch.setattr(CudaFlashKernel, "segments_backward", spoiled)
+    batch = pack(groups_of(FAMILY), CPU)
+    with faked():
+        logprobs, _ = fake_policy(FAMILY, CPU)(Policy.stream_logprobs, as_fake(batch, CPU), None)
+        with pytest.raises(FaultOnDevice, match="one dtype only"):
+            logprobs.sum().backward()
+
+
+def test_a_policy_that_was_left_on_the_host_is_noticed() -> None:
+    batch = pack(groups_of(FAMILY), CPU)
+    with faked():
+        policy = fake_policy(FAMILY, CUDA)
+        norm = policy.language_model.norm
+        norm.weight = torch.nn.Parameter(torch.empty(norm.weight.shape, dtype=torch.bfloat16))
+        with pytest.raises(FaultOnDevice, match="left on the host"):
+            policy(Policy.stream_logprobs, as_fake(batch, CUDA), None)
+
+
+def test_lengths_are_sent_once_and_nobody_waits() -> None:
+    """The first layer of a pass sends them; inside a captured step there must be none to send."""
+    call = SegmentCall((0, 5), (0, 5), (2, 3), (2, 3), causal=True)
+    with faked() as strict:
+        call.cu_seqlens(CUDA)
+        strict.captured = True
+        call.cu_seqlens(CUDA)
+        with pytest.raises(FaultOnDevice, match="which a CUDA graph cannot hold"):
+            SegmentCall((0, 5), (0, 5), (5,), (5,), causal=True).cu_seqlens(CUDA)

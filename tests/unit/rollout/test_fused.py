@@ -300,9 +300,9 @@ def test_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name(Elsewhere(tiny_policy(), "cuda")).startswith(
         "torch (norms by torch: 1 off; residual sums by torch: 1 off;"
     )
-    there.turns = object()
+    there.lockstep = object()
     assert name(there) == "torch (weights are scattered over ranks)"
-    there.turns = None
+    there.lockstep = None
     weight: Any = next(here.language_model.parameters())
     weight.ds_id = 0
     assert name(there) == "torch (weights are scattered over ranks)"

@@ -196,7 +196,7 @@ def test_who_samples_what_one_process_cannot(divide: Any, questions: int, length
 
 def test_processes_that_take_turns_cannot_divide_a_prompt() -> None:
     policy = tiny_policy()
-    policy.turns = object()  # type: ignore[assignment]
+    policy.lockstep = object()  # type: ignore[assignment]
     engine = RolloutEngine(policy, RolloutSettings(num_generations=4, divide_prefix="always"), seed=0)
     with pytest.raises(ConfigError, match=r"divide_prefix is always, but under ZeRO-3 .*rollout\.gather=all"):
         sample_together(TWO, engine, of_lengths(policy, (40,)), "auto")

@@ -273,7 +273,7 @@ def test_why_steps_are_not_recorded() -> None:
     assert reason(on_cuda, cuda_graphs=False) == "rollout.cuda_graphs is false"
     assert reason(tiny_policy()) == "the model is on cpu"
     assert reason(Elsewhere(tiny_policy(family="qwen3_5"), "cuda")) is None
-    on_cuda.turns = object()
+    on_cuda.lockstep = object()
     assert reason(on_cuda) == "ranks take turns through scattered weights"
     scattered: Any = Elsewhere(tiny_policy(), "cuda")
     next(scattered.model.parameters()).ds_id = 0

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from vlm_pg.attention.kernels.base import Kernel, check_head_dim, row_bounds
+from vlm_pg.attention.kernels.base import Bounds, FlashKernel, Grads, OutLse
 from vlm_pg.attention.tree import SegmentCall
 
 EntryPoints = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any], Callable[..., Any]]
@@ -100,7 +101,7 @@ def bind(
     return call
 
 
-class FlashPackageKernel(Kernel):
+class FlashPackageKernel(FlashKernel):
     """A kernel from an installed package.
 
     ``majors`` are the major compute capabilities its forward and backward support. Entry points are looked up once;
@@ -108,8 +109,6 @@ class FlashPackageKernel(Kernel):
     """
 
     majors: ClassVar[tuple[int, ...]]
-    # Shortest maximum query length that may be announced, see FlashAttention-2.
-    least_max_query: ClassVar[int] = 1
 
     def __init__(self) -> None:
         self._forward, self._backward, self._dense, self._ragged = self.entry_points()
@@ -124,70 +123,37 @@ class FlashPackageKernel(Kernel):
         """
 
     @classmethod
-    def unavailable_because(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        if device.type != "cuda":
-            return f"it runs on CUDA devices, the tensors are on {device.type}"
-        if dtype not in (torch.bfloat16, torch.float16):
-            return f"flash attention takes bf16 or fp16, not {dtype}"
-        major = torch.cuda.get_device_capability(device)[0]
-        if major not in cls.majors:
-            return f"it runs on compute capability {', '.join(f'{m}.x' for m in cls.majors)}, this GPU has {major}.x"
-        return _entry_point_fault(cls)
+    def unsupported_on(cls, capability: tuple[int, int]) -> str | None:
+        if capability[0] in cls.majors:
+            return _entry_point_fault(cls)
+        majors = ", ".join(f"{major}.x" for major in cls.majors)
+        return f"it runs on compute capability {majors}, this GPU has {capability[0]}.x"
 
-    def segments_forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        check_head_dim(q, self.name)
-        out, lse, *_ = self._forward(q=q, k=k, v=v, **self._lengths(q, call), scale=scale, causal=call.causal)
+    def varlen_forward(
+        self, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, scale: float, causal: bool, used_k: Tensor | None = None
+    ) -> OutLse:
+        run, used = (self._forward, {}) if used_k is None else (self._ragged, {"used_k": used_k})
+        out, lse, *_ = run(q=q, k=k, v=v, **_named(bounds), **used, scale=scale, causal=causal)
         return out, lse
 
     def segments_backward(
-        self,
-        grad_out: torch.Tensor,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        call: SegmentCall,
-        scale: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: SegmentCall, scale: float
+    ) -> Grads:
         grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         lse = lse.contiguous()  # read by pointer, whatever its strides
-        results = {"grad_out": grad_out, "out": out, "lse": lse, "grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
-        self._backward(q=q, k=k, v=v, **results, **self._lengths(q, call), scale=scale, causal=call.causal)
+        results = {"grad_out": grad, "out": out, "lse": lse, "grad_q": grad_q, "grad_k": grad_k, "grad_v": grad_v}
+        bounds = _named(self.bounds(q, call))
+        self._backward(q=q, k=k, v=v, **results, **bounds, scale=scale, causal=call.causal)
         return grad_q, grad_k, grad_v
 
-    def dense_forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        check_head_dim(q, self.name)
+    def dense_forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> OutLse:
+        self.check_head_dim(q)
         out, lse, *_ = self._dense(q=q, k=k, v=v, scale=scale, causal=False)
         return out, lse
 
-    def ragged_forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        check_head_dim(q, self.name)
-        rows, capacity = k.shape[:2]
-        out, lse, *_ = self._ragged(
-            q=q,
-            k=k.flatten(0, 1),
-            v=v.flatten(0, 1),
-            cu_q=row_bounds(rows, 1, q.device),
-            cu_k=row_bounds(rows, capacity, q.device),
-            used_k=lengths,
-            max_q=1,
-            max_k=capacity,
-            scale=scale,
-            causal=False,
-        )
-        return out, lse
 
-    def _lengths(self, q: torch.Tensor, call: SegmentCall) -> dict[str, Any]:
-        cu_q, cu_k = call.cu_seqlens(q.device)
-        max_q = max(self.least_max_query, call.max_query_length)
-        return {"cu_q": cu_q, "cu_k": cu_k, "max_q": max_q, "max_k": call.max_key_length}
+def _named(bounds: Bounds) -> dict[str, Any]:
+    return dict(zip(_LENGTHS, bounds, strict=True))
 
 
 @functools.cache
@@ -200,11 +166,7 @@ def _entry_point_fault(kernel: type[FlashPackageKernel]) -> str | None:
 
 
 class Flash2Kernel(FlashPackageKernel):
-    """FlashAttention-2 from ``flash-attn`` (read at 2.8.3): what torch carries too, for comparisons and other torches.
-
-    Its varlen forward takes a shortcut when the longest query has one token: it reshapes q to [segments, ...], which
-    fails when another segment has no query. Announcing a maximum of 2 avoids it; lengths come from ``cu_seqlens``.
-    """
+    """FlashAttention-2 from ``flash-attn`` (read at 2.8.3): as torch has it, for comparisons and other torches."""
 
     name = "flash-attn-2"
     majors = (8, 9, 10, 11, 12)
@@ -213,13 +175,8 @@ class Flash2Kernel(FlashPackageKernel):
     @classmethod
     def entry_points(cls) -> EntryPoints:
         module = import_first(["flash_attn.flash_attn_interface"])
-        fixed = {
-            "dropout_p": 0.0,
-            "window_size_left": -1,
-            "window_size_right": -1,
-            "softcap": 0.0,
-            "alibi_slopes": None,
-        }
+        fixed: dict[str, Any] = {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None}
+        fixed |= {"window_size_left": -1, "window_size_right": -1}
         forward_only = {**fixed, "return_softmax": False}
         # Not deterministic: dq is summed with atomic adds, as in torch's own flash backward.
         backward_only = {**fixed, "deterministic": False}

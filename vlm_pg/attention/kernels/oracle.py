@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from vlm_pg.attention.kernels.base import Kernel
+from vlm_pg.attention.kernels.base import Grads, Kernel, OutLse
 from vlm_pg.attention.plan import AttentionPlan, full_plan
 from vlm_pg.attention.tree import PrefixTree, SegmentCall
 
 
 def oracle_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: PrefixTree | AttentionPlan, scale: float | None = None
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, tree: PrefixTree | AttentionPlan, scale: float | None = None
+) -> Tensor:
     """Same contract as ``grouped_attention``, by an explicit mask, softmax and plain autograd.
 
     Memory grows with the square of the number of tokens.
@@ -36,9 +37,7 @@ class OracleKernel(Kernel):
     def unavailable_because(cls, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
 
-    def segments_forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: SegmentCall, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def segments_forward(self, q: Tensor, k: Tensor, v: Tensor, call: SegmentCall, scale: float) -> OutLse:
         outs, lses = [], []
         queries, keys, values = (
             rows[: sum(lengths)].split(list(lengths))
@@ -50,25 +49,21 @@ class OracleKernel(Kernel):
             lses.append(lse[0])
         return torch.cat(outs), torch.cat(lses, dim=1)
 
-    def segments_backward(self, *_: object) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def segments_backward(self, *_: object) -> Grads:
         raise AssertionError("the oracle is differentiated by plain autograd, see oracle_attention")
 
-    def dense_forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def dense_forward(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> OutLse:
         return _softmax_attention(q, k, v, scale, causal=False)
 
-    def ragged_forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, scale: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def ragged_forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, scale: float) -> OutLse:
         masked = torch.arange(k.shape[1], device=k.device) >= lengths[:, None]
         out, lse = _softmax_attention(q[:, None], k, v, scale, causal=False, masked=masked[:, None, None])
         return out[:, 0], lse[:, :, 0].transpose(0, 1)
 
 
 def _softmax_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, masked: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, masked: Tensor | None = None
+) -> OutLse:
     """q [B, Lq, N, H], k, v [B, Lk, K, H], masked bool like [B, N, Lq, Lk] -> out [B, Lq, N, H], lse [B, N, Lq]."""
     wide = torch.promote_types(q.dtype, torch.float32)
     repeats = q.shape[2] // k.shape[2]

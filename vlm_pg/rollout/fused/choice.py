@@ -105,7 +105,7 @@ def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
     if policy.device.type != "cuda":
         return f"the model is on {policy.device.type}"
     # Their weights exist during a module's call only, so nothing can be compared beforehand.
-    if policy.turns is not None or is_sharded(policy.language_model):
+    if policy.lockstep is not None or is_sharded(policy.language_model):
         return "weights are scattered over ranks"
     return None
 
