@@ -60,18 +60,17 @@ def test_a_run_goes_on_over_what_does_not_fit(server: OddServer, config: Path) -
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert sum(line["rollouts_asked_again"] for line in lines) > 0
     assert all(line["server_divergence"] >= 0 for line in lines)
-    said = {record["response"] for record in read_lines(config.parent / "run" / "rollouts.jsonl")}
-    assert len(said) > 10
+    responses = {record["response"] for record in read_lines(config.parent / "run" / "rollouts.jsonl")}
+    assert len(responses) > 10
 
 
 def test_evaluation_between_steps_measures_the_weights_that_are_trained(server: OddServer, config: Path) -> None:
-    """And says so: the server is asked for rollouts alone."""
+    """And says so: the server samples rollouts alone."""
     records = config.parent / "records.json"
     ended = train_here(config, f"data.eval.held={records}", "eval.every=1", "eval.limit=2")
     assert ended.code == 0, ended.printed
     assert ended.printed.count("evaluation before, between and after steps samples in this process") == 1
-    asked_each_step = 2
-    assert server.requests == STEPS * asked_each_step
+    assert server.requests == STEPS * 2  # questions a step
     assert (config.parent / "run" / "eval_held_before.jsonl").is_file()
 
 
@@ -90,18 +89,14 @@ def test_a_question_that_never_fits_is_recorded_and_the_others_train(server: Odd
     assert not any(record["sample_id"] == "3" for record in read_lines(run / "rollouts.jsonl"))
 
 
-@pytest.mark.parametrize("value", [None, [], {"choices": [None]}, {"choices": 7}, {"choices": [{"message": 3}]}])
-def test_a_server_that_loses_its_mind_loses_no_step(
+@pytest.mark.parametrize("value", [None, {"choices": [None]}])
+def test_a_server_that_breaks_loses_no_step(
     server: OddServer, config: Path, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As many questions as one of these short steps has.
     monkeypatch.setattr(generator, "MOST_IN_A_ROW", 2)
 
-    def mad(reply: Reply) -> None:
-        reply.value = value
-
-    calm = 2 * (STEPS - 1)
-    server.next_reply = lambda number: mad if number >= calm else None
+    server.next_reply = lambda number: whole(value) if number >= 2 * (STEPS - 1) else None
     ended = train_here(config)
     assert ended.code == 2 and server.url in ended.printed and "Traceback" not in ended.printed
     assert "the checkpoint of step 2 is written" in ended.printed and steps_saved(config) == [2]

@@ -70,7 +70,7 @@ class Server:
             self._printed_before = self.log
             self._process = None
 
-    def models_asked_for(self) -> list[str]:
+    def requested_models(self) -> list[str]:
         lines = [line for line in self.log.splitlines() if "Request received" in line]
         return [Path(line.split("Model: ")[1].split("@main")[0]).name for line in lines]
 
@@ -153,10 +153,10 @@ def wait_for(run: ModuleProcess, words: str) -> None:
 
 
 def kill_within_step_2(run: ModuleProcess, server: Server) -> None:
-    """Once the server has been asked questions of the second step."""
+    """Once the server has requests of the second step."""
     wait_for(run, "step 1/")
     deadline = time.monotonic() + START_SECONDS
-    while len(server.models_asked_for()) <= QUESTIONS * GENERATIONS:
+    while len(server.requested_models()) <= QUESTIONS * GENERATIONS:
         assert time.monotonic() < deadline, server.log
         time.sleep(0.02)
     server.kill()
@@ -191,14 +191,14 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
     assert all(line["rollout_lag_steps"] == 0 for line in lines)
     # The trainer scored these rollouts itself: there is nothing to compare.
     assert not any(name.startswith("mismatch/") for line in lines for name in line)
-    # The server was asked for the weights of every step, the second step's twice.
-    asked = [name.rpartition("-")[0] for name in dict.fromkeys(server.models_asked_for())]
-    assert asked == ["tiny-qwen2_5-vl", "step-000001", "step-000002"]
+    # The server loaded the weights of every step.
+    loaded = [name.rpartition("-")[0] for name in dict.fromkeys(server.requested_models())]
+    assert loaded == ["tiny-qwen2_5-vl", "step-000001", "step-000002"]
 
     # Tags survive, which the server's own template takes out.
-    said = [line["response"] for line in read_lines(folder / "rollouts.jsonl")]
-    assert len(said) == STEPS * QUESTIONS * GENERATIONS
-    assert any("<think>" in text for text in said)
+    responses = [line["response"] for line in read_lines(folder / "rollouts.jsonl")]
+    assert len(responses) == STEPS * QUESTIONS * GENERATIONS
+    assert any("<think>" in text for text in responses)
 
     for name in ("config.yaml", "report.html", "summary.json"):
         assert KEY not in (folder / name).read_text()

@@ -16,9 +16,8 @@ from tests.support.groups import make_case, tiny_policy
 from tests.support.ranks import run_cases
 from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, gather_objects
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.rollout.ragged import RaggedDecoder
+from vlm_pg.rollout.ragged import RaggedDecoder, decoder_for
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt, Rollout
 
@@ -31,28 +30,28 @@ def described(rollouts: list[tuple[Rollout, ...]]) -> list[list[Any]]:
 
 
 def stopped_on_one(sampler: RolloutEngine, after: int, prompts: list[Prompt], sequence: SequenceGroup) -> None:
-    """The last rank is asked at its token number ``after``: all of them leave there."""
+    """A stop of the last rank is requested at its token number ``after``: all of them stop there."""
     met = 0
 
-    def asked() -> bool:
+    def stops() -> bool:
         nonlocal met
         met += 1
         return sequence.rank == sequence.size - 1 and met == after
 
-    sampler.stop_together = asked
+    sampler.stop_together = stops
     try:
         sampler.generate(prompts, 3, sequence)
     except InterruptedError:
         assert met == after
     else:
-        raise AssertionError("nobody stopped")
+        raise AssertionError("no rank stopped")
 
 
 @contextmanager
 def least_margin(policy: Policy) -> Iterator[list[float]]:
     """How far routers' last chosen experts are before the next ones, of every token; none without routers.
 
-    Where two experts are chosen by the last bit, other kernels choose the other one, which is no fault of theirs.
+    Where two experts are chosen by the last bit, other kernels choose the other one, which is no error.
     """
     margins: list[float] = []
 
@@ -94,7 +93,7 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
         stopped_on_one(sampler, case["stop"], prompts, sequence)
         sampler = engine()
     parts = gather_objects(described(sampler.generate(prompts, 3, sequence)))
-    together = [[rollout for part in parts for rollout in part[place]] for place in range(len(prompts))]
+    together = [[rollout for part in parts for rollout in part[index]] for index in range(len(prompts))]
     counted = sum(gather_objects(sampler.stats.prompt_tokens))
     if ranks.is_rank0:
         found = {"case": case, "expected": expected, "found": together, "prompt_tokens": counted}

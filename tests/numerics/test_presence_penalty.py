@@ -1,4 +1,4 @@
-"""Answers under a presence penalty are those of a plain loop over transformers' logits, whoever else is sampled."""
+"""Answers under a presence penalty are those of a plain loop over transformers' logits, whatever else is sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from tests.numerics.test_rollout import count_calls, engine, ragged_stops
 from tests.support.groups import Case, make_case, plain_model, positions_4P, tiny_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.cohort import Cohort
+from vlm_pg.rollout.decoding import Cohort
 from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.sampling import rollout_key, uniforms
 
@@ -21,9 +21,9 @@ PENALTY = 1.7
 KINDS = ("text", "video", "image", "text")
 
 
-def logits_behind(policy: Policy, oracle: Any, case: Case, said: Sequence[int]) -> torch.Tensor:
+def logits_behind(policy: Policy, oracle: Any, case: Case, tokens: Sequence[int]) -> torch.Tensor:
     """fp32 [V]: transformers' logits of the next token, from a whole forward over prompt and answer."""
-    more = torch.tensor([said], dtype=torch.int64)
+    more = torch.tensor([tokens], dtype=torch.int64)
     inputs = {name: value for name, value in case.inputs.items() if name != "video_metadata"}
     inputs["input_ids"] = torch.cat([inputs["input_ids"], more], dim=1)
     for name in ("attention_mask", "mm_token_type_ids"):
@@ -31,7 +31,7 @@ def logits_behind(policy: Policy, oracle: Any, case: Case, said: Sequence[int]) 
             fill = torch.full_like(more, 1 if name == "attention_mask" else 0)
             inputs[name] = torch.cat([inputs[name], fill], dim=1)
     if policy.family.reads_media:
-        inputs["position_ids"] = positions_4P(case.prompt, len(said))
+        inputs["position_ids"] = positions_4P(case.prompt, len(tokens))
     with torch.no_grad():
         return oracle(**inputs).logits[0, -1].float()
 
@@ -42,23 +42,23 @@ def by_hand(
     """One answer, a token at a time, with nothing kept between tokens."""
     key = rollout_key(SEED, STEP, case.prompt.sample_id, index)
     numbers = uniforms([key], TOKENS)[0]
-    said: list[int] = []
-    while len(said) < TOKENS and (not said or said[-1] not in stops):
-        logits = logits_behind(policy, oracle, case, said)
-        for token in set(said):
+    tokens: list[int] = []
+    while len(tokens) < TOKENS and (not tokens or tokens[-1] not in stops):
+        logits = logits_behind(policy, oracle, case, tokens)
+        for token in set(tokens):
             logits[token] -= penalty
         logits[list(policy.media_token_ids)] = -torch.inf
         if temperature == 0:
-            said.append(int(logits.argmax()))
+            tokens.append(int(logits.argmax()))
             continue
         probabilities = np.exp((logits.double() / temperature).numpy())
         cumulative = probabilities.cumsum() / probabilities.sum()
-        said.append(int((cumulative <= numbers[len(said)]).sum()))
-    return said
+        tokens.append(int((cumulative <= numbers[len(tokens)]).sum()))
+    return tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen2", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("decoder", [None, RaggedDecoder], ids=["cohorts", "ragged"])
 def test_the_penalty_is_that_of_a_plain_loop(
     decoder: type | None, family: str, temperature: float, monkeypatch: pytest.MonkeyPatch
@@ -69,32 +69,18 @@ def test_the_penalty_is_that_of_a_plain_loop(
     cases = [make_case(policy, kind, seed=40 + number) for number, kind in enumerate(KINDS)]
     if decoder is not None:
         monkeypatch.setattr("vlm_pg.rollout.engine.decoder_for", decoder)
-    let_go = count_calls(monkeypatch, Cohort, "let_go")
+    evicted = count_calls(monkeypatch, Cohort, "evict_finished")
     sampler = engine(policy, num_generations=2, temperature=temperature, presence_penalty=PENALTY, max_batch_rollouts=4)
     found = sampler.generate([case.prompt for case in cases], step=STEP)
     # Rows have moved between tensors, entered late and left early.
-    assert sampler.stats.cohorts > 1 and (let_go or temperature == 0.0)
+    assert sampler.stats.cohorts > 1 and (evicted or temperature == 0.0)
     changed = 0
     for case, rollouts in zip(cases, found, strict=True):
         for index, rollout in enumerate(rollouts):
-            said = rollout.token_ids.tolist()
-            assert said == by_hand(policy, oracle, case, index, stops, temperature, PENALTY)
-            changed += said != by_hand(policy, oracle, case, index, stops, temperature, 0.0)
+            tokens = rollout.token_ids.tolist()
+            assert tokens == by_hand(policy, oracle, case, index, stops, temperature, PENALTY)
+            changed += tokens != by_hand(policy, oracle, case, index, stops, temperature, 0.0)
     assert changed, "the penalty should have changed an answer"
-
-
-def test_an_answer_does_not_depend_on_what_was_sampled_before() -> None:
-    """What a batch was asked before, or alone, leaves nothing behind: an evaluation that goes on gives the same."""
-    policy = tiny_policy()
-    ragged_stops(policy)
-    prompts = [make_case(policy, kind, seed=40 + number).prompt for number, kind in enumerate(KINDS)]
-    settings = {"num_generations": 3, "presence_penalty": PENALTY, "temperature": 0.8}
-    together = engine(policy, **settings)
-    first = together.generate(prompts, step=STEP)
-    again = together.generate(prompts[2:], step=STEP)
-    alone = [engine(policy, **settings).generate([prompt], step=STEP)[0] for prompt in prompts]
-    ids = [[[one.token_ids.tolist() for one in group] for group in groups] for groups in (first, again, alone)]
-    assert ids[0] == ids[2] and ids[0][2:] == ids[1]
 
 
 def test_the_policys_own_log_probabilities_know_no_penalty() -> None:
@@ -104,15 +90,15 @@ def test_the_policys_own_log_probabilities_know_no_penalty() -> None:
     oracle = plain_model(policy)
     sampler = engine(policy, num_generations=1, presence_penalty=PENALTY, temperature=0.8)
     ((rollout,),) = sampler.generate([case.prompt], step=STEP)
-    said = rollout.token_ids.tolist()
+    tokens = rollout.token_ids.tolist()
     penalized = 0
-    for place, token in enumerate(said):
-        plain = logits_behind(policy, oracle, case, said[:place]) / 0.8
-        assert abs(rollout.rollout_logprobs[place] - plain.log_softmax(-1)[token]) < 1e-4
+    for index, token in enumerate(tokens):
+        plain = logits_behind(policy, oracle, case, tokens[:index]) / 0.8
+        assert abs(rollout.rollout_logprobs[index] - plain.log_softmax(-1)[token]) < 1e-4
         own = plain.clone()
-        own[list(set(said[:place]))] -= PENALTY / 0.8
+        own[list(set(tokens[:index]))] -= PENALTY / 0.8
         own[list(policy.media_token_ids)] = -torch.inf
         assert rollout.sampling_logprobs is not None
-        assert abs(rollout.sampling_logprobs[place] - own.log_softmax(-1)[token]) < 1e-4
+        assert abs(rollout.sampling_logprobs[index] - own.log_softmax(-1)[token]) < 1e-4
         penalized += abs(float(own.log_softmax(-1)[token] - plain.log_softmax(-1)[token])) > 1e-2
     assert penalized, "the two should have differed"

@@ -17,7 +17,7 @@ POINTERS = {
         *("x", "residual", "weight", "total", "out", "gate", "up", "q", "k", "v", "q_weight", "k_weight", "cos", "sin"),
         *("q_out", "keys", "values", "queries", "own", "parts", "logits", "of_tokens", "query", "key", "value", "beta"),
     ),
-    "*i32": ("places", "starts", "lengths"),
+    "*i32": ("starts", "lengths"),
     "*i64": ("tokens", "newest"),
     "*fp64": ("uniform",),
     "fp32": ("epsilon", "temperature", "scale"),
@@ -56,8 +56,8 @@ def compiled(
         signature["out"] = "*fp32"
     if is_fp32:
         signature |= {arg: "*fp32" for arg, kind in signature.items() if kind == "*bf16"}
-    pointers = [place for place, arg in enumerate(function.arg_names) if signature[arg].startswith("*")]
-    aligned = {(place,): [["tt.divisibility", 16]] for place in pointers} if is_aligned else None
+    pointers = [index for index, arg in enumerate(function.arg_names) if signature[arg].startswith("*")]
+    aligned = {(index,): [["tt.divisibility", 16]] for index in pointers} if is_aligned else None
     source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
     target, given = GPUTarget("cuda", capability, 32), {"enable_fp_fusion": False, **options}
     return triton.compile(source, target=target, options=given)

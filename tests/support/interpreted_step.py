@@ -25,7 +25,7 @@ from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_memory import RowTiles, route_row_wise
 from vlm_pg.rollout import prefix_attention
-from vlm_pg.rollout.decoders import CohortDecoder
+from vlm_pg.rollout.decoding import CohortDecoder
 from vlm_pg.rollout.fused.choice import prefill_unchecked
 from vlm_pg.rollout.ragged import RaggedDecoder, StepOperators
 

@@ -1,7 +1,7 @@
-"""Misbehaviours of a server, generated. Each says how asking it must end.
+"""Misbehaviours of a server, generated. Each says how a request must end.
 
 ``again``: tried again when it happens once, and refused by name when it always happens. ``harmless``: the answer is
-right all the same, always. ``refused``: at once, because asking again would not help.
+right all the same, always. ``refused``: at once, because another request would not help.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Misbehaviour:
         return f"{self.name}{'' if self.exact else ' (texts)'}"
 
 
-def of_choice(edit: Callable[[dict[str, Any]], Any], position: int = 0) -> Misbehave:
+def of_choice(edit: Callable[[dict[str, Any]], Any], index: int = 0) -> Misbehave:
     """Replace one choice by what ``edit`` makes of it."""
 
     def change(reply: Reply) -> None:
         choices = reply.value["choices"]
-        choices[position % len(choices)] = edit(choices[position % len(choices)])
+        choices[index % len(choices)] = edit(choices[index % len(choices)])
 
     return change
 
@@ -62,7 +62,7 @@ def logprobs(edit: Callable[[list[Any]], list[Any]]) -> Misbehave:
     return of_choice(lambda choice: choice | {"logprobs": {"content": edit(choice["logprobs"]["content"])}})
 
 
-def unstopped(edit: Callable[[list[int]], list[int]]) -> Misbehave:
+def both_changed(edit: Callable[[list[int]], list[int]]) -> Misbehave:
     """Ids and the text they read, changed together: a server that did not stop."""
 
     def both(choice: dict[str, Any]) -> dict[str, Any]:
@@ -129,18 +129,15 @@ def of_messages() -> Iterator[Misbehaviour]:
         yield Misbehaviour("delta", delta, exact=exact)
         yield Misbehaviour("empty text beside a message", with_entries(text=""), "harmless", exact=exact)
         yield Misbehaviour("role model", message(role="model"), exact=exact)
-        yield Misbehaviour("text beside a message", with_entries(text="said otherwise"), exact=exact)
+        yield Misbehaviour("text beside a message", with_entries(text="another text"), exact=exact)
         yield Misbehaviour("delta beside a message", with_entries(delta={"content": "more"}), exact=exact)
         yield Misbehaviour("no content", with_entries(message={"role": "assistant"}), exact=exact)
         yield Misbehaviour("role user", message(role="user"), exact=exact)
         for name in ("reasoning_content", "tool_calls", "refusal"):
             yield Misbehaviour(f"{name} cut out", message(**{name: "some"}), exact=exact)
-    yield Misbehaviour("no role", with_entries_of_message_without_role(), "harmless")
+    no_role = of_choice(lambda choice: choice | {"message": {"content": choice["message"]["content"]}})
+    yield Misbehaviour("no role", no_role, "harmless")
     yield Misbehaviour("unknown fields", with_entries(audio=None, foo={"bar": [1]}), "harmless")
-
-
-def with_entries_of_message_without_role() -> Misbehave:
-    return of_choice(lambda choice: choice | {"message": {"content": choice["message"]["content"]}})
 
 
 def of_token_ids() -> Iterator[Misbehaviour]:
@@ -158,11 +155,11 @@ def of_token_ids() -> Iterator[Misbehaviour]:
     yield Misbehaviour("ids of another answer", ids(lambda given: [*TOKENIZER("other words")["input_ids"], END]))
     yield Misbehaviour("ids cut", ids(lambda given: given[len(given) // 2 + 1 :]))
     yield Misbehaviour("ids twice", ids(lambda given: given + given))
-    yield Misbehaviour("goes on behind the end", unstopped(lambda given: [*given, 70, 71, END]))
-    yield Misbehaviour("goes on with a turn", unstopped(lambda given: [*given[:-1], START, 70, END]))
-    yield Misbehaviour("a second end", unstopped(lambda given: [*given, END]))
-    yield Misbehaviour("an image token", unstopped(lambda given: [IMAGE, *given]))
-    yield Misbehaviour("a video token", unstopped(lambda given: [*given[:-1], VIDEO, END]))
+    yield Misbehaviour("goes on behind the end", both_changed(lambda given: [*given, 70, 71, END]))
+    yield Misbehaviour("goes on with a turn", both_changed(lambda given: [*given[:-1], START, 70, END]))
+    yield Misbehaviour("a second end", both_changed(lambda given: [*given, END]))
+    yield Misbehaviour("an image token", both_changed(lambda given: [IMAGE, *given]))
+    yield Misbehaviour("a video token", both_changed(lambda given: [*given[:-1], VIDEO, END]))
 
 
 def of_texts() -> Iterator[Misbehaviour]:

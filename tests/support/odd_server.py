@@ -1,4 +1,4 @@
-"""A server of a few lines that samples, keeps a log of what it sampled, and answers as wrongly as it is told to.
+"""A server of a few lines that samples, keeps a log of what it sampled, and answers as wrongly as a test sets it to.
 
 It speaks vLLM's words (token ids, log-probabilities) or plain OpenAI's (texts). A reply is made right first and then
 handed to a misbehaviour, which may change anything of it.
@@ -59,7 +59,8 @@ class OddServer:
         # Every response ever sampled: (question, token ids).
         self.log: set[tuple[str, tuple[int, ...]]] = set()
         self.sampled = self.requests = 0
-        # Authorization of every request; how many times /models is answered with 503.
+        # Body and authorization of every request; how many times /models is answered with 503.
+        self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.away_gets = 0
         self._lock = threading.Lock()
@@ -86,6 +87,7 @@ class OddServer:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.bodies.append(body)
                 outer.keys.append(self.headers["Authorization"])
                 outer.send(self, outer.reply(body))
 
@@ -156,8 +158,8 @@ class OddServer:
             handler.wfile.write(data[: reply.cut])
             handler.close_connection = True
         elif reply.drip_seconds:
-            for place in range(len(data)):
-                handler.wfile.write(data[place : place + 1])
+            for position in range(len(data)):
+                handler.wfile.write(data[position : position + 1])
                 time.sleep(reply.drip_seconds)
         else:
             handler.wfile.write(data)

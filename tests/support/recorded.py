@@ -62,15 +62,15 @@ class _Recorder(TorchDispatchMode):
         for func, args, kwargs, recorded in self._calls:
             given = {_memory(tensor) for tensor in _tensors((args, kwargs))}
             for old, new in zip(_tensors(recorded), _tensors(func(*args, **kwargs)), strict=True):
-                if _memory(old) not in given:  # neither a view nor written in place
+                if _memory(old) not in given:  # neither a view nor written in index
                     old.copy_(new)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """Arguments that an operator writes to."""
-    for place, argument in enumerate(func._schema.arguments):
+    for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _tensors(args[place] if place < len(args) else kwargs.get(argument.name))
+            yield from _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -18,7 +18,7 @@ class TableKernel(CpuFlashKernel):
         of_query = torch.searchsorted(cu_q[1:], torch.arange(len(q), dtype=torch.int32), right=True)
         of_key = torch.searchsorted(cu_k[1:], torch.arange(len(k), dtype=torch.int32), right=True)
         enough = (cu_q.diff().max() <= call.max_query_length) & (cu_k.diff().max() <= call.max_key_length)
-        # Beyond the last segment anything may lie, NaN too; lengths beyond those that were told leave keys out.
+        # Beyond the last segment anything may lie, NaN too; lengths beyond the given ones leave keys out.
         stored = (of_key < len(cu_k) - 1) & enough
         k, v = (
             torch.where(stored[:, None, None], x, 0.0).repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v)

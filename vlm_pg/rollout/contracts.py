@@ -1,15 +1,64 @@
-"""Interfaces of what samples and scores for a step: the policy in this process, or a server."""
+"""Interfaces of what generates, samples and scores for a step: the policy in this process, a server, another engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from vlm_pg.errors import AnswerError
 from vlm_pg.tally import Tally
-from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
+from vlm_pg.types import BadSample, FinishReason, Prompt, ResponseGroup, Rollout
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Token ids of one response that a ``Generator`` sampled, the stop token included.
+
+    ``exact``: the sampled ids, not those of its text. ``num_read``: their number before the response was cut to its
+    longest allowed length. ``logprobs``: the generator's log-probabilities of the first of them, nats; None: unknown.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    text: str
+    exact: bool
+    num_read: int
+    logprobs: tuple[float, ...] | None = None
+
+
+class Generator(Protocol):
+    """Samples responses with weights of its own: an OpenAI-compatible server (``ServerGenerator``), or another engine.
+
+    ``server.engine.ServerEngine`` makes a ``Sampler`` of it that scores the responses with the policy,
+    ``UnscoredSampler`` one for evaluations.
+    """
+
+    stop_token_ids: tuple[int, ...]
+
+    def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
+        """``num_generations`` answers to every prompt, or why there are none (``take_faults`` has that as well).
+
+        Raises:
+            SampleError: a prompt that the generator or the model does not support (``check_prompt``).
+            ServerError: the generator is away, or gave no valid answer to many questions in a row.
+            InterruptedError: a stop was requested.
+        """
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raise SampleError for a prompt that the model, or this kind of generator, does not support."""
+
+    def take_faults(self) -> list[BadSample]:
+        """Questions without a valid answer since the last call, and why."""
+
+    def take_num_retried(self) -> int:
+        """Number of invalid answers that were requested again since the last call."""
+
+    def use_checkpoint(self, checkpoint: str | Path) -> None:
+        """Sample from this checkpoint from the next request on."""
 
 
 class Sampler(Protocol):
@@ -27,21 +76,17 @@ class Sampler(Protocol):
             step: the optimizer step, or a name such as "eval/seen", that keys the random numbers.
 
         Raises:
-            InterruptedError: a stop was asked for.
+            InterruptedError: a stop was requested.
         """
-        ...
 
     def take_faults(self) -> list[BadSample] | None:
         """Questions since the last call that have no usable rollouts; None of a sampler that always has some."""
-        ...
 
     def report(self, tally: Tally) -> None:
         """Add what was done since the last report, also where that is nothing."""
-        ...
 
     def use_checkpoint(self, checkpoint: Path) -> None:
         """The present policy is saved in this folder; for samplers with weights of their own."""
-        ...
 
 
 class Scorer(Protocol):
@@ -51,6 +96,5 @@ class Scorer(Protocol):
         """Per group, per response: fp32 [R] on the CPU, logits divided by ``temperature``.
 
         Raises:
-            InterruptedError: a stop was asked for.
+            InterruptedError: a stop was requested.
         """
-        ...

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,26 +18,24 @@ from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.cohort import Cohort, FinishedRollout
-from vlm_pg.rollout.decoders import Decoder, decoder_for
+from vlm_pg.rollout.admission import Booking, WaitingPrompts, budget_bytes, check_fits, rounds
+from vlm_pg.rollout.decoding import Cohort, Decoder, FinishedRollout
 from vlm_pg.rollout.fused.choice import prefill_layers
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.rollout.memory import Booking, budget_bytes, check_fits, rounds
 from vlm_pg.rollout.merged import adapter_merged
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.prefix_attention import DividedPrompts
-from vlm_pg.rollout.sampling import TokenSampler, rollout_key, uniforms
+from vlm_pg.rollout.ragged import decoder_for
+from vlm_pg.rollout.sampling import StopStrings, TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.rollout.stopping import StopStrings
-from vlm_pg.rollout.waiting import WaitingPrompts
 from vlm_pg.tally import Tally
 from vlm_pg.types import FinishReason, Prompt, Rollout
 
 # Cohorts are compacted once a quarter of their rollouts are finished: copying keys and values costs too.
 COMPACT_THRESHOLD = 0.75
-# Of the rollouts that run then, at least this share enters at a time, unless none waits behind them: every admission
-# copies the store and adds a cohort, which is a call more in every layer.
+# At least this share of the rollouts enters at a time, unless none waits behind them: admission copies the
+# store and adds a cohort, which is a call more in every layer.
 MIN_ADMITTED_SHARE = 0.25
 
 logger = logging.getLogger(__name__)
@@ -83,13 +82,13 @@ class RolloutEngine:
     """A ``Sampler`` with the policy itself: no second copy of the weights, no transfer, the trainer's own numbers.
 
     Prompts enter as memory allows and leave when their rollouts are finished (continuous batching). Memory is booked
-    for the longest response of every running rollout, so a rollout that has begun is never interrupted for another.
+    for the longest response of every running rollout, so a rollout that has begun is never preempted.
 
     Args:
         policy: whose answers are sampled.
         settings: how.
         seed: the run's seed; a rollout's random numbers depend on (seed, step, sample id, rollout index, token index).
-        should_stop: asked at every layer of a prefill and at every token; True raises InterruptedError.
+        should_stop: polled at every layer of a prefill and at every token; True raises InterruptedError.
         stop_together: as ``should_stop``, where processes that need each other for every token meet: all of them raise.
 
     Raises:
@@ -106,12 +105,17 @@ class RolloutEngine:
         should_stop: Callable[[], bool] = lambda: False,
         stop_together: Callable[[], bool] = lambda: False,
     ):
-        self.policy = policy
-        self.settings = settings
-        self.seed = seed
+        self.policy, self.settings, self.seed = policy, settings, seed
         self.stop_token_ids = tuple(sorted({*stop_token_ids(policy), *settings.stop_token_ids}))
-        self.stop_strings = _stop_strings(policy, settings)
-        self.stats = self._done = RolloutStats()
+        self.stop_strings: StopStrings | None = None
+        if settings.stop_strings:
+            if policy.processor is None:
+                raise ConfigError(
+                    "rollout.stop_strings is set but the model was loaded without a processor, whose tokenizer says "
+                    "how tokens read. Load the processor, or use rollout.stop_token_ids."
+                )
+            self.stop_strings = StopStrings(policy.tokenizer, settings.stop_strings)
+        self.stats = self._unreported = RolloutStats()
         self._note: str | None = None
         self._decoder: Decoder | None = None
         self._should_stop, self.stop_together = should_stop, stop_together
@@ -132,43 +136,43 @@ class RolloutEngine:
         Raises:
             SampleError: prompt and longest response exceed the model's positions.
             ConfigError: the memory budget has no room for one group alone.
-            InterruptedError: a stop was asked for.
+            InterruptedError: a stop was requested.
         """
         if not prompts:
             return []
-        kept = 0 if self._decoder is None else self._decoder.nbytes
-        with adapter_merged(self.policy, self.settings, lambda: self._largest_group(prompts), sequence, kept) as merge:
+        reusable = 0 if self._decoder is None else self._decoder.nbytes
+        largest = partial(self._largest_group, prompts)
+        with adapter_merged(self.policy, self.settings, largest, sequence, reusable) as merge:
             if merge.note != self._note:
                 self._note = merge.note
                 logger.warning("generation: %s", merge.note or "the adapter is merged again")
             try:
-                return self._generate(prompts, step, sequence)
+                if sequence.size == 1:
+                    return self._run(_ContinuousBatch(self, prompts, step))
+                return self._generate_in_rounds(prompts, step, sequence)
             finally:
-                if merge.copies:  # which recorded steps would keep in memory
+                if merge.copies:  # which recorded steps would hold in memory
                     self._decoder = None
 
-    def _generate(
+    def _generate_in_rounds(
         self, prompts: Sequence[Prompt], step: int | str, sequence: SequenceGroup
     ) -> list[tuple[Rollout, ...]]:
-        if sequence.size == 1:
-            return self._run(_ContinuousBatch(self, prompts, step))
+        """A prefill runs on all processes, so none starts while others still sample."""
         for prompt in prompts:
             self.policy.check_prompt(prompt, self.settings.max_new_tokens)
         rollouts: dict[int, tuple[Rollout, ...]] = {}
         budget = self._common_budget(sequence)
-        # A prefill runs on all of them, so none starts while others still sample.
-        for one in rounds(self.policy, self.settings, prompts, budget, sequence):
-            together = Together(sequence, budget, one.divided)
-            batch = _ContinuousBatch(self, [prompts[place] for place in one.places], step, together)
-            rollouts |= zip(one.places, self._run(batch), strict=True)
-        return [rollouts[place] for place in range(len(prompts))]
+        for indices, divided in rounds(self.policy, self.settings, prompts, budget, sequence):
+            batch = _ContinuousBatch(self, [prompts[index] for index in indices], step, sequence, budget, divided)
+            rollouts |= zip(indices, self._run(batch), strict=True)
+        return [rollouts[index] for index in range(len(prompts))]
 
     def _run(self, batch: _ContinuousBatch) -> list[tuple[Rollout, ...]]:
         try:
             rollouts = batch.run()
         finally:
             self.stats = batch.stats
-            self._done = self._done.then(batch.stats)
+            self._unreported = self._unreported.then(batch.stats)
         if batch.divided is None and batch.decoder.reset():
             self._decoder = batch.decoder
         return rollouts
@@ -176,7 +180,7 @@ class RolloutEngine:
     def warm_up(self, meanwhile: Callable[[], None]) -> None:
         """Where steps are recorded, two tokens behind a short text, so that libraries load and Triton compiles.
 
-        ``meanwhile``: begins what then goes on beside it.
+        ``meanwhile``: starts background work first.
         """
         if GraphUse.of(self.policy, self.settings).off_because is None:
             meanwhile()
@@ -212,8 +216,8 @@ class RolloutEngine:
 
     def budget(self) -> int:
         """Bytes of keys, values and states that a call may hold."""
-        kept = 0 if self._decoder is None else self._decoder.nbytes
-        return budget_bytes(self.settings, self.policy.device, kept)
+        reusable = 0 if self._decoder is None else self._decoder.nbytes
+        return budget_bytes(self.settings, self.policy.device, reusable)
 
     def share_of_rollouts(self, sequence: SequenceGroup) -> range:
         """Which of a question's rollouts this process samples, where ``sequence`` samples them together."""
@@ -222,10 +226,10 @@ class RolloutEngine:
 
     def report(self, tally: Tally) -> None:
         """Add what the calls since the last report did."""
-        done, self._done = self._done, RolloutStats()
-        tally.add_all({PROMPT_TOKENS: done.prompt_tokens, PREFILL_TOKENS: done.prefill_tokens})
-        tally.add_all({NEW_TOKENS: done.new_tokens, PEAK: done.peak_bytes / GIB})
-        tally.add(PROMPTS_DIVIDED, done.prompts_divided)
+        stats, self._unreported = self._unreported, RolloutStats()
+        tally.add_all({PROMPT_TOKENS: stats.prompt_tokens, PREFILL_TOKENS: stats.prefill_tokens})
+        tally.add_all({NEW_TOKENS: stats.new_tokens, PEAK: stats.peak_bytes / GIB})
+        tally.add(PROMPTS_DIVIDED, stats.prompts_divided)
 
     def take_faults(self) -> None:
         """None: every question has rollouts."""
@@ -234,7 +238,7 @@ class RolloutEngine:
         """Nothing to do: it samples with the policy itself."""
 
     def check_stop(self) -> None:
-        """Raise InterruptedError if a stop was asked for."""
+        """Raise InterruptedError if a stop was requested."""
         if self._should_stop():
             raise InterruptedError("generation was asked to stop")
 
@@ -251,8 +255,8 @@ class RolloutEngine:
         assert isinstance(text, str)
         return text
 
-    def reason_to_end(self, token_ids: list[int]) -> FinishReason | None:
-        """Why a response is finished with these tokens; None if it goes on."""
+    def finish_reason(self, token_ids: list[int]) -> FinishReason | None:
+        """Why a response ends with these tokens; None if it goes on."""
         if token_ids[-1] in self.stop_token_ids or self._is_ended_by_string(token_ids):
             return "stop"
         return "length" if len(token_ids) == self.settings.max_new_tokens else None
@@ -263,36 +267,34 @@ class RolloutEngine:
         return self.stop_strings.ends(token_ids)
 
 
-@dataclass(frozen=True)
-class Together:
-    """Processes that sample the rollouts of a round's prompts, the same on all of them.
+class _ContinuousBatch:
+    """The rollouts of one ``generate`` call, which enter and leave at any time.
 
-    Attributes:
-        budget: bytes of keys, values and states that each may hold.
+    Args:
+        sequence: processes that sample the rollouts of these prompts together.
+        round_budget: bytes that each of them may hold; the prompts were chosen to fit into it, on all of them alike,
+            and are admitted at once. None: a process alone.
         divided: each keeps keys and values of its part of the prompts.
     """
 
-    sequence: SequenceGroup
-    budget: int
-    divided: bool = False
-
-
-class _ContinuousBatch:
-    """The rollouts of one ``generate`` call, which enter and leave at any time."""
-
     def __init__(
-        self, engine: RolloutEngine, prompts: Sequence[Prompt], step: int | str, together: Together | None = None
+        self,
+        engine: RolloutEngine,
+        prompts: Sequence[Prompt],
+        step: int | str,
+        sequence: SequenceGroup = SINGLE_SP_RANK,
+        round_budget: int | None = None,
+        divided: bool = False,
     ):
-        self.engine, self.policy, self.settings = engine, engine.policy, engine.settings
+        self.engine, self.policy, self.settings, self.step = engine, engine.policy, engine.settings, step
         share = self.policy.settings.share_prefix
-        sequence = SINGLE_SP_RANK if together is None else together.sequence
         own = engine.share_of_rollouts(sequence)
         # Where nothing is shared every rollout has a prompt of its own.
         self.copies = 1 if share else self.settings.num_generations
         self.rollouts_each, self.first_rollout = len(own) // self.copies, own.start
-        self.prompts, self.step = [prompt for prompt in prompts for _ in range(self.copies)], step
-        divided = together is not None and together.divided
-        budget = engine.budget()
+        self.prompts = [prompt for prompt in prompts for _ in range(self.copies)]
+        self.at_once = round_budget is not None
+        self.budget = engine.budget() if round_budget is None else round_budget
         check = partial(self.policy.check_prompt, response_tokens=self.settings.max_new_tokens)
         self.waiting = WaitingPrompts(self.prompts, share, check)
         self.divided: DividedPrompts | None = None
@@ -320,7 +322,8 @@ class _ContinuousBatch:
             self.policy.media_token_ids,
             engine.stop_token_ids,
             self.policy.device,
-            self.decoder.fused,
+            self.decoder.fused.draws,
+            self.decoder.fused.statistics,
         )
         self.booking = Booking(self.policy, self.settings, self.waiting, self.decoder, sequence.size if divided else 1)
         self.counts_prompts = sequence.rank == 0  # once
@@ -330,9 +333,6 @@ class _ContinuousBatch:
             prompts_divided=len(counted) if divided else 0,
             graphs=self.decoder.graphs,
         )
-        self.budget = budget if together is None else together.budget
-        # A round of several processes was chosen to fit, on all of them alike, and is admitted at once.
-        self.at_once = together is not None
         for prompt, path in zip(self.prompts, self.waiting.paths, strict=True) if not self.at_once else ():
             needed = self.booking.bytes_of(path, self.rollouts_each)
             check_fits(needed, self.budget, prompt.sample_id, self.settings)
@@ -351,9 +351,9 @@ class _ContinuousBatch:
                 self._forward()
         while self.divided is not None and self.divided.meet((), self.engine.stop_together()):
             self.divided.answer()
-        alone = [[self._rollout(one) for one in sorted(found, key=lambda one: one.index)] for found in self.finished]
-        firsts = range(0, len(alone), self.copies)
-        return [tuple(chain.from_iterable(alone[first : first + self.copies])) for first in firsts]
+        groups = [[self._rollout(one) for one in sorted(group, key=lambda one: one.index)] for group in self.finished]
+        firsts = range(0, len(groups), self.copies)
+        return [tuple(chain.from_iterable(groups[first : first + self.copies])) for first in firsts]
 
     def _admit(self) -> None:
         """Waiting prompts enter, as many as memory and ``max_batch_rollouts`` have room for; one if nothing runs."""
@@ -380,6 +380,7 @@ class _ContinuousBatch:
         self._start(chosen, stored, sorted(new))
 
     def _start(self, chosen: Sequence[int], stored: set[int], new: Sequence[int]) -> None:
+        """Prefill the new nodes and decode behind them."""
         self.store.rearrange(stored, self.prefill.room(new, self.ends))
         self.last_hidden = {node: hidden for node, hidden in self.last_hidden.items() if node in stored}
         self.last_hidden |= self.prefill.run(new, self.ends)
@@ -392,54 +393,51 @@ class _ContinuousBatch:
     def _cohort(self, chosen: Sequence[int]) -> Cohort:
         device = self.policy.device
         rollouts = [(prompt, index) for prompt in chosen for index in range(self.rollouts_each)]
+        prompts = [self.prompts[prompt] for prompt, _ in rollouts]
         paths = [self.waiting.paths[prompt] for prompt, _ in rollouts]
-        samples = [self.prompts[prompt].sample_id for prompt, _ in rollouts]
         keys = [
             # Of the question's rollouts, whether they have copies of their prompt or one together.
-            rollout_key(self.engine.seed, self.step, sample, prompt % self.copies + self.first_rollout + index)
-            for sample, (prompt, index) in zip(samples, rollouts, strict=True)
+            rollout_key(
+                self.engine.seed, self.step, prompt.sample_id, number % self.copies + self.first_rollout + index
+            )
+            for prompt, (number, index) in zip(prompts, rollouts, strict=True)
         ]
+        no_tokens = partial(torch.zeros, len(rollouts), self.policy.vocab_size, dtype=torch.bool, device=device)
+        seen = no_tokens() if self.sampler.needs_seen else None
+        for row, prompt in zip(seen, prompts, strict=True) if seen is not None else ():
+            row[prompt.input_ids.to(device)] = True
         return Cohort(
             rollouts,
             paths,
             torch.stack([self.last_hidden[path[-1]] for path in paths]),
-            torch.tensor([self.prompts[prompt].next_position for prompt, _ in rollouts]).to(device, non_blocking=True),
+            torch.tensor([prompt.next_position for prompt in prompts]).to(device, non_blocking=True),
             torch.from_numpy(uniforms(keys, self.settings.max_new_tokens)).to(device),
-            self._seen([prompt for prompt, _ in rollouts]) if self.sampler.needs_seen else None,
-            self._no_tokens(len(rollouts)) if self.sampler.needs_said else None,
+            seen,
+            no_tokens() if self.sampler.needs_generated else None,
         )
-
-    def _no_tokens(self, rows: int) -> torch.Tensor:
-        return torch.zeros(rows, self.policy.vocab_size, dtype=torch.bool, device=self.policy.device)
-
-    def _seen(self, prompts: Sequence[int]) -> torch.Tensor:
-        seen = self._no_tokens(len(prompts))
-        for row, prompt in zip(seen, prompts, strict=True):
-            row[self.prompts[prompt].input_ids.to(seen.device)] = True
-        return seen
 
     def _sample(self) -> None:
         """Sample the next token of every rollout; finish those that end with it."""
         cohorts = self.cohorts
-        logits = self.policy.logits(_together([cohort.hidden for cohort in cohorts]))
+        logits = self.policy.logits(_joined([cohort.hidden for cohort in cohorts]))
         choice = self.sampler.choose(
             logits,
-            _together([cohort.uniform for cohort in cohorts]),
+            _joined([cohort.uniform for cohort in cohorts]),
             [cohort.num_generated for cohort in cohorts for _ in range(cohort.num_rows)],
             _joined([cohort.seen for cohort in cohorts]),
-            _joined([cohort.said for cohort in cohorts]),
+            _joined([cohort.generated for cohort in cohorts]),
         )
         # The only look at the device from the host, once a token.
         token_ids = choice.tokens.tolist()
         start = 0
         for cohort in cohorts:
-            place = slice(start, start + cohort.num_rows)
-            cohort.record(choice, place, token_ids[place])
+            rows = slice(start, start + cohort.num_rows)
+            cohort.record(choice, rows, token_ids[rows])
             for row in cohort.running_rows():
-                reason = self.engine.reason_to_end(cohort.tokens_of(row))
+                reason = self.engine.finish_reason(cohort.tokens_of(row))
                 if reason is not None:
                     self._finish(cohort.finish(row, reason))
-            start = place.stop
+            start = rows.stop
 
     def _finish(self, rollout: FinishedRollout) -> None:
         group = self.finished[rollout.prompt]
@@ -457,8 +455,8 @@ class _ContinuousBatch:
                 remaining.append(cohort)
             if len(rows) < below * cohort.num_rows:
                 if rows:
-                    cohort.let_go()
-                self.decoder.let_go(cohort, rows)
+                    cohort.evict_finished()
+                self.decoder.retain(cohort, rows)
         self.cohorts = remaining
 
     def _forward(self) -> None:
@@ -466,8 +464,8 @@ class _ContinuousBatch:
         cohorts = self.cohorts
         if self.divided is not None:
             self.divided.meet(self.decoder.rows(), self.engine.stop_together())
-        tokens = _together([cohort.last_tokens for cohort in cohorts])
-        positions = _together([cohort.positions for cohort in cohorts])
+        tokens = _joined([cohort.last_tokens for cohort in cohorts])
+        positions = _joined([cohort.positions for cohort in cohorts])
         hidden = self.decoder.step(tokens, positions)
         for cohort, part in zip(cohorts, hidden.split([cohort.num_rows for cohort in cohorts]), strict=True):
             cohort.hidden = part
@@ -484,15 +482,11 @@ class _ContinuousBatch:
         )
 
 
-def _joined(of_cohorts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """The rows of all cohorts, which either all have some or none."""
-    found = [rows for rows in of_cohorts if rows is not None]
-    return _together(found) if found else None
-
-
-def _together(of_cohorts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The rows of all cohorts; of one, as they are."""
-    return torch.cat(list(of_cohorts)) if len(of_cohorts) > 1 else of_cohorts[0]
+def _joined(of_cohorts: Sequence[Any]) -> Any:
+    """The rows of all cohorts; of one, as they are. None where none has any."""
+    if len(of_cohorts) == 1 or of_cohorts[0] is None:
+        return of_cohorts[0]
+    return torch.cat(list(of_cohorts))
 
 
 def stop_token_ids(policy: Policy | WeightlessPolicy) -> tuple[int, ...]:
@@ -508,14 +502,3 @@ def stop_token_ids(policy: Policy | WeightlessPolicy) -> tuple[int, ...]:
             "or every response would run to rollout.max_new_tokens."
         )
     return tuple(sorted(ids))
-
-
-def _stop_strings(policy: Policy, settings: RolloutSettings) -> StopStrings | None:
-    if not settings.stop_strings:
-        return None
-    if policy.processor is None:
-        raise ConfigError(
-            "rollout.stop_strings is set but the model was loaded without a processor, whose tokenizer says how tokens "
-            "read. Load the processor, or use rollout.stop_token_ids."
-        )
-    return StopStrings(policy.tokenizer, settings.stop_strings)

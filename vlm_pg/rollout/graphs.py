@@ -67,7 +67,7 @@ def _off_because(policy: Policy, settings: RolloutSettings, divided: bool) -> st
     if policy.device.type != "cuda":
         return f"the model is on {policy.device.type}"
     if policy.lockstep is not None:
-        return "ranks take turns through scattered weights"
+        return "ranks run in lockstep through scattered weights"
     if is_sharded(policy.model):
         return "hooks of ZeRO-3 run in every layer"
     return experts_wait(policy) if policy.family.moe else None
@@ -84,21 +84,16 @@ def experts_wait(policy: Policy) -> str | None:
     A CUDA graph cannot hold such a wait. Of transformers' implementations "grouped_mm", its default, and "batched_mm"
     have shapes that depend on the number of rows alone; "eager" loops over the experts that were hit (``nonzero``).
     """
-    if torch.version.hip is not None and _implementation(policy) == "grouped_mm":
+    implementation = getattr(policy.model.config.get_text_config(), "_experts_implementation", None) or "eager"
+    if torch.version.hip is not None and implementation == "grouped_mm":
         return "torch's grouped matrix product may copy the experts' offsets to the host on ROCm"
-    return experts_wait_at(policy, torch.cuda.get_device_capability(policy.device))
-
-
-def experts_wait_at(policy: Policy, capability: tuple[int, int]) -> str | None:
-    """As ``experts_wait``, on a CUDA device of this compute capability."""
     if "experts" in liger_of(policy.model).parts:
         return "liger-kernel's experts are not known to leave the host alone (model.liger)"
-    implementation = _implementation(policy)
     if implementation == "batched_mm":
         return None
     if implementation != "grouped_mm":
         return f"the experts' implementation {implementation!r} of transformers may ask which of them were hit"
-    major, minor = capability
+    major, minor = torch.cuda.get_device_capability(policy.device)
     if policy.dtype != torch.bfloat16 or major not in _GROUPED_MAJORS:
         dtype = str(policy.dtype).removeprefix("torch.")
         return (
@@ -106,10 +101,6 @@ def experts_wait_at(policy: Policy, capability: tuple[int, int]) -> str | None:
             f"{major}.{minor}; it does not in bfloat16 at 9.x and 10.x"
         )
     return None
-
-
-def _implementation(policy: Policy) -> str:
-    return getattr(policy.model.config.get_text_config(), "_experts_implementation", None) or "eager"
 
 
 class GraphMemory:
@@ -128,7 +119,7 @@ class GraphMemory:
         Raises:
             RuntimeError: something in it cannot be recorded, for example because the host waits for a result.
         """
-        # Permanent allocations of a first run (workspaces of libraries) must not lie in the pool.
+        # Permanent allocations of a first run (workspaces of libraries) must not be in the pool.
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -157,6 +148,7 @@ class DecodeGraph:
     Args:
         rows: rows of the step.
         memory: None runs every step eagerly.
+        use: counts the steps of the present ``generate`` call.
         layers: context that the model's layers run in.
     """
 
@@ -169,16 +161,12 @@ class DecodeGraph:
         use: GraphUse,
         layers: AbstractContextManager[None] | None = None,
     ):
-        self._policy, self._context, self._memory, self._use = policy, context, memory, use
+        self._policy, self._context, self._memory, self.use = policy, context, memory, use
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=policy.device)
         self._positions = torch.zeros_like(self._tokens)
         self._hidden: torch.Tensor | None = None
         self._layers = nullcontext() if layers is None else layers
         self._replay: Callable[[], None] | None = None
-
-    def counts_for(self, use: GraphUse) -> None:
-        """Count the steps of another ``generate`` call."""
-        self._use = use
 
     def step(self, rows: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, steps_left: int) -> torch.Tensor:
         """Hidden states [n, D] of new tokens, int64 [n] like their positions and the rows they belong to.
@@ -188,13 +176,13 @@ class DecodeGraph:
         self._tokens[rows], self._positions[rows] = tokens, positions
         if self._replay is not None:
             self._replay()
-            self._use.replays += 1
+            self.use.replays += 1
         elif self._memory is not None and steps_left > LEAST_REPLAYS:
             self._replay = self._memory.capture(self._forward)
-            self._use.captures += 1
+            self.use.captures += 1
         else:
             self._forward()
-            self._use.eager_steps += 1
+            self.use.eager_steps += 1
         assert self._hidden is not None
         return self._hidden[rows]
 

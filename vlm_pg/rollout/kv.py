@@ -25,12 +25,12 @@ class PrefixStore:
     belong to the weights they were computed with and live for one ``generate`` call only.
 
     Args:
-        stays: allocate some more room, so that keys and values keep their addresses until it is too small; ``moves``
-            counts how often it was.
+        fixed: allocate some more room, so that keys and values keep their addresses until it is too small;
+            ``reallocations`` counts how often it was.
     """
 
-    def __init__(self, stays: bool = False) -> None:
-        self.stays, self.moves, self._room = stays, 0, 0
+    def __init__(self, fixed: bool = False) -> None:
+        self.fixed, self.reallocations, self._room = fixed, 0, 0
         self.order: list[int] = []
         self.lengths: dict[int, int] = {}
         self.keys: dict[int, torch.Tensor] = {}
@@ -52,14 +52,14 @@ class PrefixStore:
 
         One layer is copied at a time: beside the new arrangement no more than one old layer is held.
         """
-        kept = [node for node in self.order if node in keep]
-        rows = [slice(self._starts[node], self._starts[node] + self.lengths[node]) for node in kept]
-        lengths = {node: self.lengths[node] for node in kept} | dict(new)
+        stored = [node for node in self.order if node in keep]
+        rows = [slice(self._starts[node], self._starts[node] + self.lengths[node]) for node in stored]
+        lengths = {node: self.lengths[node] for node in stored} | dict(new)
         total = sum(lengths.values())
-        grows = not self.stays or total > self._room
+        grows = not self.fixed or total > self._room
         if grows:
-            self._room = store_room(total) if self.stays else total
-            self.moves += 1
+            self._room = store_room(total) if self.fixed else total
+            self.reallocations += 1
         for tensors in (self.keys, self.values):
             for layer, old in tensors.items():
                 tensors[layer] = old.new_empty(self._room, *old.shape[1:]) if grows else old

@@ -1,12 +1,9 @@
 """One token of gated linear attention (Qwen3.5) for many rollouts, each from its own state, as decoding needs it.
 
-The same layer as ``linear_attention_over_tree``, token by token instead of in chunks. Of everything a rollout has read,
-such a layer keeps the last inputs of its convolution and one state of fixed size; both are replaced at every token.
-
-The recurrent state is replaced by one Triton kernel or by torch operators, not by transformers' own code: with the
-packages flash-linear-attention and causal-conv1d that calls kernels that return a new state, which would have to be
-copied to where a recorded step reads it; without them it reads tensors of a state's size seven times and writes five.
-What is chosen here is the same with these packages and without.
+The same layer as ``linear_attention_over_tree``. Of everything a rollout has read, it keeps the last inputs of its
+convolution and one state of fixed size. That state is replaced by one Triton kernel or by torch operators, with and
+without flash-linear-attention and causal-conv1d, whose kernels return a new state, which would have to be copied to
+where a recorded step reads it; transformers' torch code reads tensors of a state's size seven times and writes five.
 
 n rollouts or R rows, C convolution channels, W convolution width, Hv value heads, dk, dv sizes of a key and value head.
 """
@@ -49,15 +46,13 @@ def linear_attention_step(mixer: Any, hidden: torch.Tensor, states: LinearStates
         after.append(window[..., 1:].transpose(1, 2))
         return _convolution(mixer, window)
 
-    def mix(
-        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor
-    ) -> torch.Tensor:
+    def mix(*operands: torch.Tensor) -> torch.Tensor:
         # transformers' own function: a fused kernel where one is installed, else its torch code.
         rule = getattr(mixer, "recurrent_gated_delta_rule", None)
         rule = rule or sys.modules[type(mixer).__module__].torch_recurrent_gated_delta_rule
-        operands = (x[:, None] for x in (query, key, value))
-        named = {"g": decay[:, None], "beta": beta[:, None], "initial_state": states.recurrent}
-        core, recurrent = rule(*operands, **named, output_final_state=True, use_qk_l2norm_in_kernel=True)
+        query, key, value, decay, beta = (x[:, None] for x in operands)
+        named = {"g": decay, "beta": beta, "initial_state": states.recurrent, "output_final_state": True}
+        core, recurrent = rule(query, key, value, **named, use_qk_l2norm_in_kernel=True)
         after.append(recurrent)
         return core[:, 0]
 
@@ -68,12 +63,7 @@ def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates, 
     """The same, with the states replaced in place: shapes and addresses stay, so a CUDA graph can hold this call.
 
     Args:
-        mixer, hidden: as above.
-        states: of the same n rollouts, before this token; afterwards those behind it.
-        rule_step_: replaces the recurrent ones; see ``DeltaRule``.
-
-    Returns:
-        [n, D].
+        rule_step_: replaces the recurrent states; see ``DeltaRule``.
     """
 
     def convolve(qkv: torch.Tensor) -> torch.Tensor:
@@ -81,8 +71,8 @@ def linear_attention_step_(mixer: Any, hidden: torch.Tensor, states: RowStates, 
         states.inputs.copy_(window[..., 1:])
         return _convolution(mixer, window)
 
-    def mix(query: torch.Tensor, key: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return rule_step_(states.recurrent, query, key, *rest).to(query.dtype)
+    def mix(query: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return rule_step_(states.recurrent, query, *rest).to(query.dtype)
 
     return _layer(mixer, hidden, convolve, mix)
 
@@ -97,7 +87,7 @@ def _layer(
         mix: query, key [n, Hv, dk], value [n, Hv, dv], logarithm of the decay and beta [n, Hv] -> [n, Hv, dv].
     """
     count = hidden.shape[0]
-    # The modules in the order in which a tree calls them: ranks that take turns may be on either path.
+    # The modules in the order in which a tree calls them: ranks in lockstep may be on either path.
     qkv = mixer.in_proj_qkv(hidden)
     beta = mixer.in_proj_b(hidden).sigmoid()
     decay = -mixer.A_log.float().exp() * F.softplus(mixer.in_proj_a(hidden).float() + mixer.dt_bias)
@@ -155,19 +145,14 @@ def triton_rule() -> DeltaRule:
 
 @cache
 def delta_rule_for(device: torch.device, key_size: int, value_size: int) -> DeltaRule:
-    """The Triton kernel on CUDA, where it agrees with torch operators on random numbers; else these.
-
-    Args:
-        key_size, value_size: dk and dv, for which a kernel is compiled.
-    """
+    """The Triton kernel, compiled for dk and dv, on CUDA where it agrees with torch operators on random numbers."""
     if device.type != "cuda":
         return DeltaRule("torch", gated_delta_step_)
     try:
         rule = triton_rule()
         problem = _difference(rule.step_, device, key_size, value_size)
     except Exception as error:  # anything a compiler or a driver raises
-        lines = str(error).splitlines()
-        problem = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+        problem = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
     return DeltaRule(f"torch (Triton kernel: {problem})", gated_delta_step_) if problem else rule
 
 
@@ -181,8 +166,8 @@ def _difference(step_: RuleStep, device: torch.device, key_size: int, value_size
     rows, heads = 3, 2
     query, key, value = (random(rows, heads, size) for size in (key_size, key_size, value_size))
     log_decay, beta = -random(rows, heads).exp(), random(rows, heads).sigmoid()
-    states = [random(rows, heads, key_size, value_size)]
-    states.append(states[0].clone())
+    state = random(rows, heads, key_size, value_size)
+    states = [state, state.clone()]
     rules = (step_, gated_delta_step_)
     found = [one(state, query, key, value, log_decay, beta) for one, state in zip(rules, states, strict=True)]
     for got, expected in (states, found):
@@ -207,7 +192,6 @@ def gated_delta_step_(
 
         S' = decay S + k delta^T        delta = beta (v - decay S^T k)        out = S'^T q
 
-    In a decode step only the weights are larger than the states, so the cost is how often these pass through memory.
     Since S'^T q = decay S^T q + (q . k) delta, one matrix product reads S for key and query together.
 
     Args:

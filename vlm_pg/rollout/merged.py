@@ -1,7 +1,7 @@
 """LoRA adapters merged into the weights during generation, so that no token pays for products of the adapter.
 
 W of an adapted layer becomes W + s B A, computed in fp32 and rounded once, in place, for prefill and decode steps
-alike. The original weights are kept and copied back. Layers in 4 bits are replaced by a copy in the model's dtype.
+alike. The original weights are backed up and copied back. Layers in 4 bits are replaced by a copy in the model's dtype.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_quantized, is_sharded, num_elements
 from vlm_pg.rollout.settings import SHARE_OF_FREE, RolloutSettings
 
-# Weights that are added to at a time, so that fp32 copies stay small.
-_AT_A_TIME = 2**25
+# Weights that are updated at a time, so that fp32 copies stay small.
+_CHUNK = 2**25
 _NO_WEIGHT = torch.empty(0)
 
 
@@ -110,7 +110,7 @@ def adapter_merged(
     settings: RolloutSettings,
     largest_group: Callable[[], int],
     sequence: SequenceGroup = SINGLE_SP_RANK,
-    kept: int = 0,
+    reusable: int = 0,
 ) -> Iterator[Merge]:
     """Inside, the language model's adapters are merged into its weights, which are restored bit for bit afterwards.
 
@@ -119,7 +119,7 @@ def adapter_merged(
     Args:
         largest_group: bytes of keys, values and states that generation must have room for.
         sequence: processes that sample the same prompts: all of them merge, or none.
-        kept: bytes that the last generation has left for the next one, which are not free.
+        reusable: bytes of the last generation's buffers, which are not free.
 
     Raises:
         ConfigError: ``rollout.merge_adapter`` is true, and there is no memory for it.
@@ -133,8 +133,8 @@ def adapter_merged(
     plain = {id(weight): weight.nbytes for weight in weights if not is_quantized(weight)}
     needed = sum(plain.values())
     needed += sum(num_elements(base.weight) * policy.dtype.itemsize for _, _, base in small)
-    place = min(sequence.gather(_place(policy.device, settings, needed, largest_group(), bool(small), kept)))
-    if place == _NOWHERE:
+    backup = min(sequence.gather(_backup(policy.device, settings, needed, largest_group(), bool(small), reusable)))
+    if backup == _NOWHERE:
         problem = f"{needed / GIB:.3g} GiB for merging the adapter do not fit beside generation's keys and values"
         if settings.merge_adapter is True:
             raise ConfigError(f"{problem}. Lower rollout.memory_gb, or set rollout.merge_adapter=auto.")
@@ -146,26 +146,26 @@ def adapter_merged(
         for layer in layers:
             weight = layer.get_base_layer().weight
             if id(weight) in plain:
-                restored.callback(_put_back, weight, _kept(weight, place))
+                restored.callback(_restore, weight, _copied(weight, backup))
             _add_adapters(layer, weight)
             # By this peft calls the layer beneath alone.
             restored.callback(layer.merged_adapters.clear)
             layer.merged_adapters.extend(_active(layer))
         host = f"the weights without the adapter ({needed / GIB:.3g} GiB) wait in host memory"
-        yield Merge(host if place == _ON_HOST and policy.device.type != "cpu" else None, bool(small))
+        yield Merge(host if backup == _ON_HOST and policy.device.type != "cpu" else None, bool(small))
 
 
 _NOWHERE, _ON_HOST, _ON_DEVICE = range(3)
 
 
-def _place(
-    device: torch.device, settings: RolloutSettings, needed: int, largest_group: int, copies: bool, kept: int = 0
+def _backup(
+    device: torch.device, settings: RolloutSettings, needed: int, largest_group: int, copies: bool, reusable: int = 0
 ) -> int:
-    """Where weights are kept meanwhile. Copies of layers in 4 bits can only be on the device."""
-    left = free_bytes(device) - needed - 3 * 4 * _AT_A_TIME
-    room = SHARE_OF_FREE * (left + kept) >= largest_group and left >= needed
+    """Where the original weights are meanwhile. Copies of layers in 4 bits can only be on the device."""
+    left = free_bytes(device) - needed - 3 * 4 * _CHUNK
+    room = SHARE_OF_FREE * (left + reusable) >= largest_group and left >= needed
     if settings.memory_gb is not None:
-        room = left + kept >= settings.memory_gb * GIB
+        room = left + reusable >= settings.memory_gb * GIB
     if room:
         return _ON_DEVICE
     return _ON_HOST if not copies and free_bytes(torch.device("cpu")) >= 2 * needed else _NOWHERE
@@ -197,23 +197,23 @@ def _write_out(parent: torch.nn.Module, name: str, base: Any, dtype: torch.dtype
     restored.callback(setattr, parent, name, base)
 
 
-def _kept(weight: torch.Tensor, place: int) -> torch.Tensor:
-    if place == _ON_DEVICE or weight.device.type == "cpu":
+def _copied(weight: torch.Tensor, backup: int) -> torch.Tensor:
+    if backup == _ON_DEVICE or weight.device.type == "cpu":
         return weight.detach().clone()
-    kept = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=True)
-    return kept.copy_(weight.detach(), non_blocking=True)
+    pinned = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=True)
+    return pinned.copy_(weight.detach(), non_blocking=True)
 
 
-def _put_back(weight: torch.Tensor, kept: torch.Tensor) -> None:
+def _restore(weight: torch.Tensor, copied: torch.Tensor) -> None:
     # By ``data``, so that tensors saved for a backward count as unchanged.
-    weight.data.copy_(kept, non_blocking=True)
+    weight.data.copy_(copied, non_blocking=True)
 
 
 @torch.no_grad()
 def _add_adapters(layer: Any, weight: torch.Tensor) -> None:
     """W + s B A for all adapters at work, in fp32, rounded once to the dtype of W, in its place."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    rows = max(1, _AT_A_TIME // weight.shape[1])
+    rows = max(1, _CHUNK // weight.shape[1])
     for start in range(0, len(weight), rows):
         part = weight.data[start : start + rows]
         total = part.to(wide, copy=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.plan import AttentionPlan, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
@@ -62,7 +61,7 @@ class Prefill:
         nodes: all nodes of the tree; a parent comes before its children.
         prompts: the prompts that ``PromptNode.owner`` counts.
         budget: tokens per pass.
-        between_layers: called often, where ranks take turns before each pass only; what it raises ends the prefill.
+        between_layers: called often, under ZeRO-3's lockstep before each pass only; what it raises ends the prefill.
         sequence: processes that run the same nodes at the same time, each its rows of every pass; all store everything.
         divided: each process stores keys and values of its own rows only.
         layers: context that the language model's layers run in (``fused.choice.prefill_layers``).
@@ -81,11 +80,11 @@ class Prefill:
         layers: AbstractContextManager[None] | None = None,
     ):
         self.policy, self.store, self.nodes, self.prompts, self.sequence = policy, store, nodes, prompts, sequence
-        self._budget, self._divided = budget, divided
+        self._budget, self.divided = budget, divided
         self._layers = nullcontext() if layers is None else layers
         self._between_layers = between_layers
         text = policy.model.config.get_text_config()
-        self._linear_heads = LinearHeads.of_config(text) if policy.family.linear_attention else None
+        self.linear_heads = LinearHeads.of_config(text) if policy.family.linear_attention else None
 
     def run(self, new: Sequence[int], ends: Collection[int]) -> dict[int, torch.Tensor]:
         """Nodes that the store has room for already, parents first.
@@ -108,12 +107,12 @@ class Prefill:
 
     def room(self, new: Sequence[int], ends: Collection[int]) -> dict[int, int]:
         """Tokens of each node whose keys and values ``run`` will store on this process."""
-        if not self._divided:
+        if not self.divided:
             return {node: self.nodes[node].num_tokens for node in new}
         room = dict.fromkeys(new, 0)
         for one in self._passes(new, ends):
             for part in one.stores:
-                room[part.node] += part.count
+                room[part.node] += part.stop - part.start
         return room
 
     def _passes(self, new: Sequence[int], ends: Collection[int]) -> Iterator[_Pass]:
@@ -124,30 +123,33 @@ class Prefill:
         for pieces in cut_into_passes(lengths, self._budget, spare):
             layout = _Layout(pieces, self.nodes)
             read = [
-                place
-                for place, piece in enumerate(layout.pieces)
+                index
+                for index, piece in enumerate(layout.pieces)
                 if piece.stop == lengths[piece.node] and piece.node in ends
             ]
             plan = layout.plan(read or [0])
             share = None
             if self.sequence.size > 1:
                 # Behind stored nodes every row of the stream is read.
-                asking = range(sum(layout.sizes)) if layout.stored else plan.rows or ()
-                share = StreamShare.of(sum(layout.sizes), asking, self.sequence)
-            if share is None or not self._divided:
-                stores = [_Rows(piece.node, piece.start, piece.stop - piece.start) for piece in layout.pieces]
-                yield _Pass(layout, read, plan, share, stores, layout.stored)
+                rows = range(sum(layout.sizes)) if layout.stored else plan.rows or ()
+                share = StreamShare.of(sum(layout.sizes), rows, self.sequence)
+            if share is None or not self.divided:
+                yield _Pass(layout, read, plan, share, layout.pieces, layout.stored)
                 continue
             rank, stores = self.sequence.rank, []
             behind = [(node, list(held[node])) for node, _ in layout.stored]
-            owners_of = np.split(share.rows.owner, np.cumsum(layout.sizes)[:-1])
-            for piece, owners in zip(layout.pieces, owners_of, strict=True):
-                counts = np.bincount(owners, minlength=self.sequence.size).tolist()
+            ranks_of = np.split(share.rows.owner, np.cumsum(layout.sizes)[:-1])
+            for piece, ranks in zip(layout.pieces, ranks_of, strict=True):
+                counts = np.bincount(ranks, minlength=self.sequence.size).tolist()
                 before = held[piece.node]
-                stores.append(_Rows(piece.node, before[rank], counts[rank]))
+                stores.append(Piece(piece.node, before[rank], before[rank] + counts[rank]))
                 held[piece.node] = [count + more for count, more in zip(before, counts, strict=True)]
-            parts = [(node, counts[rank]) for node, counts in behind]
-            yield _Pass(layout, read, plan, share, stores, parts, _owners([counts for _, counts in behind], share))
+            owners = None
+            if behind:
+                ranks = np.tile(np.arange(self.sequence.size), len(behind))
+                of_nodes = np.asarray([counts for _, counts in behind]).flatten()
+                owners = Division(ranks.repeat(of_nodes), self.sequence)
+            yield _Pass(layout, read, plan, share, stores, [(node, counts[rank]) for node, counts in behind], owners)
 
     def _rows(self, one: _Pass, features: Mapping[int, VisualFeatures]) -> Rows:
         """Token ids, positions and features of the pass, on the host but for the visual features."""
@@ -165,15 +167,14 @@ class Prefill:
 
     def _run(self, one: _Pass, on_host: Rows) -> dict[int, torch.Tensor]:
         layout, share, read = one.layout, one.share, one.read
-        # Where ranks take turns a layer's weights are gathered on all of them: no rank may leave between two layers.
-        between_layers = self._between_layers if self.policy.lockstep is None else lambda: None
-        keeping = _Keeping(self.store, one, between_layers, self._linear_heads, self._divided)
         kernel = self.policy.kernel_here
-        context: TreeContext | ChunkContext
+        context: _FromRoots | _BehindStored
         if layout.stored:
-            context = _BehindStored(self.store, one, keeping, kernel)
+            stored = _Stored(self, one)
+            context = _BehindStored(layout.tree, one.plan, layout.stored_indices, stored, kernel, share=share)
         else:
-            context = _FromRoots(one, keeping, kernel)
+            context = _FromRoots(layout.tree, kernel, one.plan, share=share)
+        context.prefill, context.one = self, one
 
         def moved(x: torch.Tensor) -> torch.Tensor:
             return x.to(self.policy.device, non_blocking=True)
@@ -183,14 +184,19 @@ class Prefill:
         rows = Rows(moved(ids), moved(positions), media_rows, features, same_rows)
         with self._layers:
             hidden = hidden_of_rows(self.policy, rows, context, share)
-        ends_here = [sum(layout.sizes[: place + 1]) - 1 for place in read]
-        places = Indices(np.asarray(ends_here if layout.stored else range(len(read))))
+        last_rows = [sum(layout.sizes[: index + 1]) - 1 for index in read]
+        indices = Indices(np.asarray(last_rows if layout.stored else range(len(read))))
         if share is None:
-            last = hidden[places.on(hidden.device)]
+            last = hidden[indices.on(hidden.device)]
         else:
-            division, own = share.predictions(places.on_host)
+            division, own = share.predictions(indices.on_host)
             last = division.gather(hidden[own.on(hidden.device)])
-        return {layout.pieces[place].node: row for place, row in zip(read, last, strict=True)}
+        return {layout.pieces[index].node: row for index, row in zip(read, last, strict=True)}
+
+    def check_between_layers(self) -> None:
+        # In lockstep a layer's weights are gathered on all ranks: none may leave between two layers.
+        if self.policy.lockstep is None:
+            self._between_layers()
 
     def _tokens(self, piece: Piece) -> tuple[int, slice]:
         """The prompt that owns a piece, and the piece's span in it."""
@@ -210,6 +216,10 @@ class Prefill:
         return features.features[first : first + int(visual[span].sum())]
 
 
+# A node, and whether its tokens run (True) or are stored.
+_Entry = tuple[int, bool]
+
+
 class _Layout:
     """A pass as a tree: its pieces below the stored nodes they need.
 
@@ -219,24 +229,23 @@ class _Layout:
     def __init__(self, pieces: Sequence[Piece], nodes: Sequence[PromptNode]):
         self._nodes = nodes
         self._running = {piece.node: piece for piece in pieces}
-        entries: dict[tuple[int, bool], tuple[int, bool] | None] = {}
+        parents: dict[_Entry, _Entry | None] = {}
         for piece in pieces:
-            self._add((piece.node, True), entries)
-        levels: list[list[tuple[int, bool]]] = []
-        below: dict[tuple[int, bool] | None, list[tuple[int, bool]]] = {}
-        for entry, parent in entries.items():
+            self._add((piece.node, True), parents)
+        below: dict[_Entry | None, list[_Entry]] = {}
+        for entry, parent in parents.items():
             below.setdefault(parent, []).append(entry)
+        ordered: list[_Entry] = []
         level = below.get(None, [])
         while level:
-            levels.append(level)
+            ordered += level
             level = [child for entry in level for child in below.get(entry, [])]
-        ordered = [entry for level in levels for entry in level]
-        place = {entry: index for index, entry in enumerate(ordered)}
-        parents = [-1 if (parent := entries[entry]) is None else place[parent] for entry in ordered]
-        self.tree = PrefixTree([self._size(entry) for entry in ordered], parents)
+        index = {entry: number for number, entry in enumerate(ordered)}
+        above = [-1 if (parent := parents[entry]) is None else index[parent] for entry in ordered]
+        self.tree = PrefixTree([self._size(entry) for entry in ordered], above)
         self.runs = [runs for _, runs in ordered]
         self.stored = [(node, self._size((node, runs))) for node, runs in ordered if not runs]
-        self.stored_places = [index for index, runs in enumerate(self.runs) if not runs]
+        self.stored_indices = [number for number, runs in enumerate(self.runs) if not runs]
         self.pieces = [self._running[node] for node, runs in ordered if runs]
         self.sizes = [piece.stop - piece.start for piece in self.pieces]
 
@@ -244,23 +253,23 @@ class _Layout:
         """All running rows attend behind stored nodes; from roots, in the last layer, the last rows of ``read``."""
         if self.stored:
             return reading_plan(self.tree, ["all" if runs else "none" for runs in self.runs])
-        return reading_plan(self.tree, ["last" if place in read else "none" for place in range(len(self.pieces))])
+        return reading_plan(self.tree, ["last" if index in read else "none" for index in range(len(self.pieces))])
 
-    def _add(self, entry: tuple[int, bool], entries: dict[tuple[int, bool], tuple[int, bool] | None]) -> None:
-        """This entry, a node and whether it runs (True) or is stored, and all above it."""
-        if entry in entries:
+    def _add(self, entry: _Entry, parents: dict[_Entry, _Entry | None]) -> None:
+        """This entry and all above it."""
+        if entry in parents:
             return
         node, runs = entry
         if runs and self._running[node].start:
-            above: tuple[int, bool] | None = (node, False)
+            above: _Entry | None = (node, False)
         else:
             parent = self._nodes[node].parent
             above = None if parent < 0 else (parent, parent in self._running)
         if above is not None:
-            self._add(above, entries)
-        entries[entry] = above
+            self._add(above, parents)
+        parents[entry] = above
 
-    def _size(self, entry: tuple[int, bool]) -> int:
+    def _size(self, entry: _Entry) -> int:
         node, runs = entry
         piece = self._running.get(node)
         if runs:
@@ -270,158 +279,100 @@ class _Layout:
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """Rows that a pass stores of a node: ``count``, behind the ``start`` that are stored here already."""
-
-    node: int
-    start: int
-    count: int
-
-
-@dataclass(frozen=True)
 class _Pass:
     """One pass, with the rows that it stores and reads on this process.
 
     Attributes:
         read: indices of the pieces whose last token's hidden state is returned.
-        stores: of each piece.
+        stores: of each piece the rows that are stored here, counted among those of its node that are.
         behind: (node, tokens stored here) of each stored node above.
-        owners: the process that owns each row of ``behind``, node after node, where they are divided.
+        owners: the process that owns each row of ``behind``, node after node, where they are divided; within a node
+            their order means nothing.
     """
 
     layout: _Layout
     read: Sequence[int]
     plan: AttentionPlan
     share: StreamShare | None
-    stores: Sequence[_Rows]
+    stores: Sequence[Piece]
     behind: Sequence[tuple[int, int]]
     owners: Division | None = None
 
 
-def _owners(of_nodes: Sequence[Sequence[int]], share: StreamShare) -> Division | None:
-    """Rows of stored nodes, of which each process has so many; within a node their order means nothing."""
-    if not of_nodes:
-        return None
-    counts = np.asarray(of_nodes).flatten()
-    ranks = np.tile(np.arange(share.rows.sequence.size), len(of_nodes))
-    return Division(ranks.repeat(counts), share.rows.sequence)
-
-
-class _Keeping:
+class _WritingContext:
     """Stores keys, values and states of a pass's pieces in each layer."""
 
-    def __init__(
-        self,
-        store: PrefixStore,
-        one: _Pass,
-        between_layers: Callable[[], None],
-        linear_heads: LinearHeads | None,
-        divided: bool,
-    ):
-        self._store, self._pieces, self._stores = store, one.layout.pieces, one.stores
-        self._between_layers, self.linear_heads, self.divided = between_layers, linear_heads, divided
-
-    def keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k, v [rows that are stored, K, H]."""
-        self._between_layers()
-        sizes = [part.count for part in self._stores]
-        for part, keys, values in zip(self._stores, k.split(sizes), v.split(sizes), strict=True):
-            self._store.write(layer_index, part.node, part.start, keys, values)
-
-    def own_heads(
-        self,
-        layer_index: int,
-        asked: tuple[torch.Tensor, Division],
-        k: torch.Tensor,
-        v: torch.Tensor,
-        share: StreamShare | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As ``StreamContext._own_heads``. Decoding needs the keys and values of all heads: each process gets those of
-        all rows, or where they are divided keeps its own."""
-        assert share is not None
-        own = k[: len(share.rows.mine)], v[: len(share.rows.mine)]
-        if self.divided:
-            self.keys_values(layer_index, *own)
-            q, k, v = rows_to_heads(asked, (own[0], share.rows), (own[1], share.rows))
-            return q, k, v
-        k, v = share.rows.gather(own[0]), share.rows.gather(own[1])
-        self.keys_values(layer_index, k, v)
-        (q,) = rows_to_heads(asked)
-        return q, share.own_heads(k), share.own_heads(v)
-
-    def scale(self, layer_index: int, scale: float) -> None:
-        """Store the layer's softmax scale, for a process that answers queries and has none of its own."""
-        self._store.scales[layer_index] = scale
-
-    def states(self, layer_index: int, states: LinearStates, share: StreamShare | None) -> None:
-        """States [pieces, ...]; of a sequence rank those of its heads."""
-        self._between_layers()
-        if share is not None:
-            assert self.linear_heads is not None
-            states = self.linear_heads.gathered(states, share.rows.sequence)
-        for place, piece in enumerate(self._pieces):
-            # Copies: a view would keep the states of the whole pass alive.
-            one = LinearStates(states.conv_tail[place, None].clone(), states.recurrent[place, None].clone())
-            self._store.write_states(layer_index, piece.node, one)
-
-
-class _KeepingContext:
-    """Hooks of a context that pass keys, values and states of its layers to ``_Keeping``."""
-
-    _keeping: _Keeping
+    prefill: Prefill
+    one: _Pass
     share: StreamShare | None
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        self._keeping.scale(layer_index, scale)
+        # For a process that answers queries and has none of its own.
+        self.prefill.store.scales[layer_index] = scale
         return super().attend(layer_index, q, k, v, scale)  # type: ignore[misc]
 
     def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        self._keeping.keys_values(layer_index, k, v)
+        """k, v [rows that are stored, K, H]."""
+        self.prefill.check_between_layers()
+        sizes = [part.stop - part.start for part in self.one.stores]
+        for part, keys, values in zip(self.one.stores, k.split(sizes), v.split(sizes), strict=True):
+            self.prefill.store.write(layer_index, part.node, part.start, keys, values)
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
-        self._keeping.states(layer_index, states, self.share)
+        """States [pieces, ...]; of a sequence rank those of its heads."""
+        self.prefill.check_between_layers()
+        if self.share is not None:
+            assert self.prefill.linear_heads is not None
+            states = self.prefill.linear_heads.gathered(states, self.share.rows.sequence)
+        for index, piece in enumerate(self.one.layout.pieces):
+            # Copies: a view would keep the states of the whole pass alive.
+            one = LinearStates(states.conv_tail[index, None].clone(), states.recurrent[index, None].clone())
+            self.prefill.store.write_states(layer_index, piece.node, one)
 
     def _own_heads(
-        self, layer_index: int, asked: tuple[torch.Tensor, Division], k: torch.Tensor, v: torch.Tensor
+        self, layer_index: int, queries: tuple[torch.Tensor, Division], k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._keeping.own_heads(layer_index, asked, k, v, self.share)
+        """As ``StreamContext._own_heads``. Decoding needs the keys and values of all heads: each process gets those of
+        all rows, or where they are divided stores its own."""
+        share = self.share
+        assert share is not None
+        own = k[: len(share.rows.mine)], v[: len(share.rows.mine)]
+        if self.prefill.divided:
+            self.keep_keys_values(layer_index, *own)
+            q, k, v = rows_to_heads(queries, (own[0], share.rows), (own[1], share.rows))
+            return q, k, v
+        k, v = share.rows.gather(own[0]), share.rows.gather(own[1])
+        self.keep_keys_values(layer_index, k, v)
+        (q,) = rows_to_heads(queries)
+        return q, share.own_heads(k), share.own_heads(v)
 
 
-class _FromRoots(_KeepingContext, TreeContext):
+class _FromRoots(_WritingContext, TreeContext):
     """Nothing is stored above: the last layer runs on the rows that are read only."""
 
-    def __init__(self, one: _Pass, keeping: _Keeping, kernel: Kernel):
-        super().__init__(one.layout.tree, kernel, one.plan, share=one.share)
-        self._keeping = keeping
 
-
-class _BehindStored(_KeepingContext, ChunkContext):
+class _BehindStored(_WritingContext, ChunkContext):
     """Pieces behind tokens whose keys, values and states are in the store."""
-
-    def __init__(self, store: PrefixStore, one: _Pass, keeping: _Keeping, kernel: Kernel):
-        stored = _Stored(store, one, keeping.linear_heads)
-        super().__init__(one.layout.tree, one.plan, one.layout.stored_places, stored, kernel, share=one.share)
-        self._keeping = keeping
 
 
 class _Stored:
     """Per layer, on access: keys and values of the stored nodes above a pass, or their states."""
 
-    def __init__(self, store: PrefixStore, one: _Pass, linear_heads: LinearHeads | None):
-        self._store, self._pass, self._linear_heads = store, one, linear_heads
+    def __init__(self, prefill: Prefill, one: _Pass):
+        self._prefill, self._pass = prefill, one
 
     def __getitem__(self, layer_index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        share, owners = self._pass.share, self._pass.owners
-        if layer_index in self._store.keys:
-            k, v = self._store.read(layer_index, self._pass.behind)
+        store, share, owners = self._prefill.store, self._pass.share, self._pass.owners
+        if layer_index in store.keys:
+            k, v = store.read(layer_index, self._pass.behind)
             if share is None:
                 return k, v
             if owners is not None:
                 k, v = rows_to_heads((k, owners), (v, owners))
                 return k, v
             return share.own_heads(k), share.own_heads(v)
-        states = self._store.read_states(layer_index, [node for node, _ in self._pass.behind])
+        states = store.read_states(layer_index, [node for node, _ in self._pass.behind])
         if share is not None:
-            assert self._linear_heads is not None
-            states = self._linear_heads.own(states, share.rows.sequence)
+            assert self._prefill.linear_heads is not None
+            states = self._prefill.linear_heads.own(states, share.rows.sequence)
         return states.conv_tail, states.recurrent

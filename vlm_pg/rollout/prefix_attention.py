@@ -44,7 +44,6 @@ class PrefixAttention(Protocol):
         self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
     ) -> None:
         """q [R, N, H] over the prompts, merged in place into [R, N, H] and [N, R] over the rows' own keys."""
-        ...
 
 
 class LevelPrefixAttention:
@@ -87,8 +86,8 @@ class LevelPrefixAttention:
             for reading in self._readers:
                 rows = [row for of_node in reading.values() for row in of_node]
                 call = self._store.call({node: len(of_node) * repeats for node, of_node in reading.items()})
-                everyone = rows == list(range(self._rows))
-                self._levels[repeats].append((call, None if everyone else torch.tensor(rows)))
+                all_rows = rows == list(range(self._rows))
+                self._levels[repeats].append((call, None if all_rows else torch.tensor(rows)))
         return self._levels[repeats]
 
 
@@ -97,13 +96,13 @@ def readers_by_level(store: PrefixStore, paths: Sequence[tuple[int, ...]]) -> li
 
     Levels without readers are left out; where prompts are sharded, some nodes are stored on other ranks only.
     """
-    place = {node: index for index, node in enumerate(store.order)}
+    index = {node: number for number, node in enumerate(store.order)}
     levels: list[dict[int, list[int]]] = [{} for _ in range(max((len(path) for path in paths), default=0))]
     for row, path in enumerate(paths):
         for reading, node in zip(levels, path, strict=False):
             if store.lengths[node]:
                 reading.setdefault(node, []).append(row)
-    return [dict(sorted(reading.items(), key=lambda item: place[item[0]])) for reading in levels if reading]
+    return [dict(sorted(reading.items(), key=lambda item: index[item[0]])) for reading in levels if reading]
 
 
 def pieces_of(
@@ -173,15 +172,15 @@ class _Level:
         self,
         queries: Sequence[int],
         keys: Sequence[int],
-        asking: Sequence[tuple[int, int]],
+        rows: Sequence[tuple[int, int]],
         starts: Sequence[Sequence[int]],
     ) -> None:
         """Lengths of the segments, (row, repeat) of each query, and ``starts`` of the pieces that there are."""
         for table, lengths in ((self._cu_q, queries), (self._cu_k, keys)):
             ends = [0, *accumulate(lengths)]
             _write(table, ends + [ends[-1]] * (len(table) - len(ends)))
-        spare = len(self.row) - len(asking)
-        for table, column in zip((self.row, self.repeat), zip(*asking, strict=True), strict=True):
+        spare = len(self.row) - len(rows)
+        for table, column in zip((self.row, self.repeat), zip(*rows, strict=True), strict=True):
             _write(table, [*column, *[0] * spare])
         rest = [[-1] * self.starts.shape[1]] * (len(self.starts) - len(starts))
         _write(self.starts, [*starts, *rest])
@@ -219,12 +218,12 @@ class SplitPrefixAttention:
         """
         tables = self._tables.setdefault(len(paths), [])
         readers = readers_by_level(self._store, paths)
-        for place, reading in enumerate(readers):
-            queries, keys, asking, starts = filling = self._filling(reading, len(paths))
-            needed = (len(keys), len(asking), len(starts), max(queries), max(keys))
-            if place == len(tables) or not tables[place].fits(needed):
-                tables[place : place + 1] = [_Level(_bounds(*needed), len(paths), self._device)]
-            tables[place].fill(*filling)
+        for index, reading in enumerate(readers):
+            queries, keys, rows, starts = filling = self._filling(reading, len(paths))
+            needed = (len(keys), len(rows), len(starts), max(queries), max(keys))
+            if index == len(tables) or not tables[index].fits(needed):
+                tables[index : index + 1] = [_Level(_bounds(*needed), len(paths), self._device)]
+            tables[index].fill(*filling)
         self.levels = tables[: len(readers)]
         serials = tuple(level.serial for level in self.levels)
         if self.levels:
@@ -240,12 +239,12 @@ class SplitPrefixAttention:
     ) -> tuple[list[int], list[int], list[tuple[int, int]], list[list[int]]]:
         """Arguments of ``_Level.fill``. Nodes without readers become segments without queries."""
         lengths = self._store.lengths
-        asked = {node: len(rows) * self._repeats for node, rows in reading.items()}
+        num_queries = {node: len(rows) * self._repeats for node, rows in reading.items()}
         tiles = self._kernel.tiles_at_once(self._device)
-        pieces = pieces_of({node: lengths[node] for node in reading}, asked, self._kv_heads, tiles)
+        pieces = pieces_of({node: lengths[node] for node in reading}, num_queries, self._kv_heads, tiles)
         queries: list[int] = []
         keys: list[int] = []
-        asking: list[tuple[int, int]] = []
+        query_rows: list[tuple[int, int]] = []
         starts = [[-1] * num_rows for _ in range(max(pieces.values()))]
         for node in self._store.order:
             if node not in reading:
@@ -256,12 +255,12 @@ class SplitPrefixAttention:
                     keys.append(lengths[node])
                 continue
             for piece, part in enumerate(cut(lengths[node], pieces[node])):
-                queries.append(asked[node])
+                queries.append(num_queries[node])
                 keys.append(part)
                 for row in reading[node]:
-                    starts[piece][row] = len(asking)
-                    asking += [(row, repeat) for repeat in range(self._repeats)]
-        return queries, keys, asking, starts
+                    starts[piece][row] = len(query_rows)
+                    query_rows += [(row, repeat) for repeat in range(self._repeats)]
+        return queries, keys, query_rows, starts
 
     def merge_into(
         self, layer_index: int, q: torch.Tensor, merged: torch.Tensor, lse: torch.Tensor, scale: float
@@ -270,13 +269,13 @@ class SplitPrefixAttention:
         for level in self.levels:
             out, parts_lse = self._over_pieces(layer_index, q, level, scale)
             # [P, R, repeats]; where there is no piece any result may stand: it has no weight.
-            place = level.starts.clamp(min=0)[..., None] + torch.arange(self._repeats, device=q.device)
-            weight = parts_lse[:, place].masked_fill((level.starts < 0)[..., None], -torch.inf)
+            index = level.starts.clamp(min=0)[..., None] + torch.arange(self._repeats, device=q.device)
+            weight = parts_lse[:, index].masked_fill((level.starts < 0)[..., None], -torch.inf)
             # A row without any has a total that is finite: where it has no keys of its own either (prompts that several
             # processes divide) two infinities would meet.
             total = weight.logsumexp(1).clamp_(min=_NO_KEYS)
             weight = (weight - total[:, None]).exp_()
-            parts = out[place].to(lse.dtype).mul_(weight.permute(1, 2, 3, 0)[..., None]).sum(0)
+            parts = out[index].to(lse.dtype).mul_(weight.permute(1, 2, 3, 0)[..., None]).sum(0)
             merge_(merged, lse, parts.transpose(1, 2).flatten(1, 2), total.transpose(1, 2).flatten(0, 1))
 
     def queries_for(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
@@ -307,8 +306,8 @@ class SplitPrefixAttention:
         of_levels = [None] * len(self.levels)
         if queries is not None:
             of_levels = queries.split([len(level.row) for level in self.levels])
-        for level, asking in zip(self.levels, of_levels, strict=True):
-            parts, parts_lse = self._over_pieces(layer_index, q, level, scale, asking)
+        for level, gathered in zip(self.levels, of_levels, strict=True):
+            parts, parts_lse = self._over_pieces(layer_index, q, level, scale, gathered)
             # Intermediate results are not rounded.
             dtype = q.dtype if level is self.levels[-1] else lse.dtype
             out, lse = (x[None] for x in merge_parts(out, lse, parts, parts_lse, level.starts, dtype))
@@ -318,14 +317,14 @@ class SplitPrefixAttention:
         return out[0]
 
     def _over_pieces(
-        self, layer_index: int, q: torch.Tensor, level: _Level, scale: float, asking: torch.Tensor | None = None
+        self, layer_index: int, q: torch.Tensor, level: _Level, scale: float, queries: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The call's out [Q, K, H] and lse [K, Q]; ``asking``: its queries, if they are gathered already."""
-        if asking is None:
+        """The call's out [Q, K, H] and lse [K, Q]; ``queries``: its queries, if they are gathered already."""
+        if queries is None:
             # Query heads of one key-value head are queries of one segment, so that a node is read once for all of them.
-            asking = q.unflatten(1, (-1, self._repeats))[level.row, :, level.repeat]
+            queries = q.unflatten(1, (-1, self._repeats))[level.row, :, level.repeat]
         keys, values = self._store.keys[layer_index], self._store.values[layer_index]
-        return self._kernel.segments_forward(asking, keys, values, level.call, scale)
+        return self._kernel.segments_forward(queries, keys, values, level.call, scale)
 
 
 def _bounds(segments: int, queries: int, *rest: int) -> tuple[int, ...]:
@@ -362,13 +361,13 @@ class DividedPrompts:
 
         Args:
             rows: this process's, the stored nodes of each one's prompt.
-            stop: whether this process was asked to stop.
+            stop: whether a stop of this process was requested.
 
         Returns:
             Whether any process has rows.
 
         Raises:
-            InterruptedError: on all of them, if one was asked to stop.
+            InterruptedError: on all of them, if a stop of one was requested.
         """
         changed = list(rows) != self._own
         self._own = list(rows)
@@ -390,11 +389,11 @@ class DividedPrompts:
     ) -> None:
         """See ``PrefixAttention``; q are the rows that this process gave to ``meet``."""
         sizes, own = [len(of_rank) for of_rank in self._rows], q.shape[0]
-        asking = self._sequence.collect(q, sizes)
+        queries = self._sequence.collect(q, sizes)
         # Over no keys: nothing, with no weight.
-        out = asking.new_zeros(asking.shape, dtype=lse.dtype)
-        out_lse = lse.new_full((asking.shape[1], asking.shape[0]), -torch.inf)
-        self._local.merge_into(layer_index, asking, out, out_lse, scale)
+        out = queries.new_zeros(queries.shape, dtype=lse.dtype)
+        out_lse = lse.new_full((queries.shape[1], queries.shape[0]), -torch.inf)
+        self._local.merge_into(layer_index, queries, out, out_lse, scale)
         sent = torch.cat([out, out_lse.transpose(0, 1)[..., None]], dim=-1)
         received = self._sequence.send(sent, sizes, [own] * self._sequence.size)
         for part in received.split([own] * self._sequence.size) if own else ():

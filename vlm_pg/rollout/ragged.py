@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.policy import Policy
-from vlm_pg.rollout.cohort import Cohort
+from vlm_pg.rollout.decoding import Cohort, CohortDecoder, Decoder
 from vlm_pg.rollout.fused.choice import FusedStep, fused_step, fused_unchecked
 from vlm_pg.rollout.graphs import DecodeGraph, GraphMemory, GraphUse
 from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore, store_room
@@ -28,7 +28,7 @@ from vlm_pg.rollout.settings import RolloutSettings
 # a mixture) to have fewer: a dense layer takes as long for 8 rows as for one.
 FIRST_ROOM = 512
 MANY_ROWS = 32
-# Recorded steps that are kept, some MB each.
+# Recorded steps that are cached, some MB each.
 MOST_STEPS = 8
 
 
@@ -49,8 +49,8 @@ def room_for(tokens: int, longest: int) -> int:
     return min(capacity, -(-longest // BLOCK_TOKENS) * BLOCK_TOKENS)
 
 
-def most_kept(device: torch.device) -> int:
-    """Bytes of buffers that may stay on a GPU from one call to the next, so that recorded decode steps stay of use."""
+def reusable_bytes(device: torch.device) -> int:
+    """Most bytes of buffers that stay on a GPU from one call to the next, so that recorded steps can be replayed."""
     return (gpu_bytes(device) or 0) // 32
 
 
@@ -65,10 +65,8 @@ class OwnRows:
     """
 
     def __init__(self, device: torch.device, like: Mapping[int, torch.Tensor]):
-        self._like = like
-        self.num_rows = 0
-        self.capacity = 0
-        self._device = device
+        self._like, self._device = like, device
+        self.num_rows = self.capacity = 0
         self._room = 0  # tokens of all rows together
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
@@ -83,21 +81,21 @@ class OwnRows:
         for flat in (*self._keys.values(), *self._values.values()):
             flat.zero_()
 
-    def move(self, kept: Sequence[int], num_rows: int, capacity: int) -> bool:
-        """The rows ``kept`` become the first ones of ``num_rows`` with this capacity; one layer at a time is copied.
+    def move(self, rows: Sequence[int], num_rows: int, capacity: int) -> bool:
+        """These rows become the first ones of ``num_rows`` with this capacity; one layer at a time is copied.
 
         Returns whether addresses have changed.
         """
         moves = num_rows * capacity > self._room or num_rows > len(self._tables[0])
-        stay = not moves and capacity == self.capacity and list(kept) == list(range(len(kept)))
+        unchanged = not moves and capacity == self.capacity and list(rows) == list(range(len(rows)))
         room = max(self._room, num_rows * capacity)
-        rows = _sent(kept, self._device)
+        sources = _sent(rows, self._device)
         for tensors in (self._keys, self._values):
-            for layer, flat in {} if stay else tensors.items():
+            for layer, flat in {} if unchanged else tensors.items():
                 both = min(capacity, self.capacity)
-                found = flat[: self.num_rows * self.capacity].unflatten(0, (self.num_rows, -1))[rows, :both]
+                found = self._view(flat, self.num_rows, self.capacity)[sources, :both]
                 tensors[layer] = flat.new_zeros(room, *flat.shape[1:]) if moves else flat
-                self._view(tensors[layer], num_rows, capacity)[: len(kept), :both] = found
+                self._view(tensors[layer], num_rows, capacity)[: len(rows), :both] = found
             # Zeros: what lies behind a row's length must be finite. Not made in a capture, whose memory is that of the
             # next one's intermediate results.
             for layer, keys in self._like.items():
@@ -121,11 +119,10 @@ class OwnRows:
     def set_lengths(self, lengths: dict[int, int]) -> None:
         """Tokens of each running row so far; all others are idle."""
         rows = range(self.num_rows)
-        self.lengths.copy_(torch.tensor([lengths.get(row, 1) for row in rows]), non_blocking=True)
-        self._running.copy_(torch.tensor([row in lengths for row in rows]), non_blocking=True)
-        self._newest.copy_(
-            torch.tensor([row * self.capacity + lengths.get(row, 1) - 1 for row in rows]), non_blocking=True
-        )
+        newest = [row * self.capacity + lengths.get(row, 1) - 1 for row in rows]
+        values = [lengths.get(row, 1) for row in rows], [row in lengths for row in rows], newest
+        for table, numbers in zip((self.lengths, self._running, self._newest), values, strict=True):
+            table.copy_(torch.tensor(numbers), non_blocking=True)
 
     def advance(self) -> None:
         """Every running row gets one more token, which every layer then writes to its ``slots``."""
@@ -160,8 +157,8 @@ class OwnStates:
     def nbytes(self) -> int:
         return sum(layer.inputs.nbytes + layer.recurrent.nbytes for layer in self._layers.values())
 
-    def move(self, kept: Sequence[int], num_rows: int) -> bool:
-        """The rows ``kept`` become the first ones of ``num_rows``; one layer is copied at a time.
+    def move(self, rows: Sequence[int], num_rows: int) -> bool:
+        """These rows become the first ones of ``num_rows``; one layer is copied at a time.
 
         Returns whether addresses have changed.
         """
@@ -170,11 +167,16 @@ class OwnStates:
             return False
         room = max(len(next(iter(self._layers.values())).inputs), num_rows)
         moves = any(len(layer.inputs) < num_rows for layer in self._layers.values())
-        if not moves and list(kept) == list(range(len(kept))):
+        if not moves and list(rows) == list(range(len(rows))):
             return False
-        rows = _sent(kept, self._device)
+        sources = _sent(rows, self._device)
         for layer, old in self._layers.items():
-            self._layers[layer] = RowStates(*(_moved(part, rows, room) for part in (old.inputs, old.recurrent)))
+            parts = []
+            for part in (old.inputs, old.recurrent):
+                found = part[sources]
+                parts.append(part if len(part) == room else part.new_zeros(room, *part.shape[1:]))
+                parts[-1][: len(rows)] = found
+            self._layers[layer] = RowStates(*parts)
         return moves
 
     def start(self, rows: Sequence[int], nodes: Sequence[int], store: PrefixStore) -> None:
@@ -185,8 +187,8 @@ class OwnStates:
         if not store.states:
             return
         # All in one copy, whatever the number of layers and nodes.
-        places = _sent([row for reading in readers.values() for row in reading], self._device)
-        of_nodes = dict(zip(readers, places.split([len(reading) for reading in readers.values()]), strict=True))
+        sent = _sent([row for reading in readers.values() for row in reading], self._device)
+        of_nodes = dict(zip(readers, sent.split([len(reading) for reading in readers.values()]), strict=True))
         for layer, states in store.states.items():
             for node, at in of_nodes.items():
                 parts = states[node].conv_tail.transpose(1, 2), states[node].recurrent
@@ -194,13 +196,6 @@ class OwnStates:
                     self._layers[layer] = RowStates(*(x.new_zeros(self.num_rows, *x.shape[1:]) for x in parts))
                 of_layer = self._layers[layer]
                 of_layer.inputs[at], of_layer.recurrent[at] = parts
-
-
-def _moved(old: torch.Tensor, rows: torch.Tensor, room: int) -> torch.Tensor:
-    found = old[rows]
-    new = old if len(old) == room else old.new_zeros(room, *old.shape[1:])
-    new[: len(rows)] = found
-    return new
 
 
 def _sent(rows: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -234,11 +229,11 @@ class RaggedContext:
         slots = (keys.flatten(0, 1), values.flatten(0, 1))
         merging = self._prompts if self._fused.merges and isinstance(self._prompts, SplitPrefixAttention) else None
         queries = None
-        if turn := self._fused.deferred and self._fused.deferred.take():
+        if rotation := self._fused.deferred and self._fused.deferred.take():
             from vlm_pg.rollout.fused.rotation import rotate_append
 
             queries, starts = merging.queries_for(q) if merging else (None, None)
-            q = rotate_append(q, k, v, *turn, *slots, newest, queries, starts)
+            q = rotate_append(q, k, v, *rotation, *slots, newest, queries, starts)
         else:
             for tensor, rows in zip(slots, (k, v), strict=True):
                 tensor.index_copy_(0, newest, rows)
@@ -268,18 +263,13 @@ class StepOperators:
     rule: DeltaRule | None
 
     @classmethod
-    def of(cls, policy: Policy, settings: RolloutSettings) -> StepOperators:
-        """Those that run on the policy's device and agree with torch's."""
-        return cls(fused_step(policy, settings), rule_of(policy) if policy.family.linear_attention else None)
-
-    @classmethod
     def on_cuda(cls, policy: Policy) -> StepOperators:
         """Those of a GPU on which all agree, whatever the policy's device: for work that is counted, not computed."""
         return cls(fused_unchecked(policy), triton_rule() if policy.family.linear_attention else None)
 
 
-class RaggedDecoder:
-    """A ``Decoder`` whose rollouts are rows of one batch; its step is a CUDA graph unless ``graphs.off_because``.
+class RaggedDecoder(Decoder):
+    """Rollouts are rows of one batch; the step is a CUDA graph unless ``graphs.off_because``.
 
     A rollout that ends leaves an idle row, which the next to be admitted take. Rows become more when these are too few,
     and fewer when three quarters of many are idle; their room grows fourfold when the longest rollout has filled it. A
@@ -287,7 +277,7 @@ class RaggedDecoder:
     come again, in later ``generate`` calls too: weights are updated where they lie.
 
     Args:
-        operators: None: those that run on the policy's device.
+        operators: None: those that run on the policy's device and agree with torch's.
     """
 
     def __init__(
@@ -298,14 +288,16 @@ class RaggedDecoder:
         prompts: PrefixAttention | None = None,
         operators: StepOperators | None = None,
     ):
-        operators = operators or StepOperators.of(policy, settings)
+        if operators is None:
+            rule = rule_of(policy) if policy.family.linear_attention else None
+            operators = StepOperators(fused_step(policy, settings), rule)
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self.fused, self._rule = operators.fused, operators.rule
         self.graphs.fused = self.fused.name if policy.device.type == "cuda" else None
         self.graphs.linear_rule = None if self._rule is None else self._rule.name
         self._memory = None if self.graphs.off_because else GraphMemory(policy.device)
         self._policy, self.store = policy, store
-        store.stays = self._memory is not None
+        store.fixed = self._memory is not None
         self._settings, self._longest_response = settings, settings.max_new_tokens
         self._own, self._states = OwnRows(policy.device, store.keys), OwnStates(policy.device)
         self._split: SplitPrefixAttention | None = None
@@ -320,11 +312,11 @@ class RaggedDecoder:
         self._weights = self._addresses()
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # type: ignore[override]
         return self.store.nbytes + self._own.nbytes + self._states.nbytes
 
     def reset(self) -> bool:
-        if self._memory is None or self.nbytes > most_kept(self._policy.device):
+        if self._memory is None or self.nbytes > reusable_bytes(self._policy.device):
             return False
         self.store.rearrange((), {})
         self._own.clear()
@@ -349,7 +341,7 @@ class RaggedDecoder:
         return max(row_bucket(rollouts), self._own.num_rows if self._rows else 0)
 
     def prompt_room(self, tokens: int) -> int:
-        return store_room(tokens) if self.store.stays else tokens
+        return store_room(tokens) if self.store.fixed else tokens
 
     def admit(self, cohort: Cohort) -> None:
         running, new = self._num_rollouts, cohort.num_rows
@@ -361,7 +353,7 @@ class RaggedDecoder:
         self._states.start(self._rows[cohort], [path[-1] for path in cohort.own.paths], self.store)
         self._step = self._running = None
 
-    def let_go(self, cohort: Cohort, rows: Sequence[int]) -> None:
+    def retain(self, cohort: Cohort, rows: Sequence[int]) -> None:
         of_cohort = self._rows[cohort]
         self._rows[cohort] = [of_cohort[row] for row in rows]
         if not rows:
@@ -381,7 +373,10 @@ class RaggedDecoder:
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         self._make_room()
         if self._running is None:
-            self._running = self._set_rows()
+            # In the order of the rollouts; other rows become idle. The token that the step reads is not stored yet.
+            lengths = {row: cohort.num_generated - 1 for cohort, rows in self._rows.items() for row in rows}
+            self._own.set_lengths(lengths)
+            self._running = _sent(list(lengths), self._policy.device)
         if self._step is None:
             self._step = self._step_here()
         self._own.advance()
@@ -402,31 +397,23 @@ class RaggedDecoder:
         if self._longest > self._own.capacity:
             self._move(range(self._own.num_rows), self._own.num_rows)
 
-    def _move(self, kept: Sequence[int], num_rows: int) -> None:
+    def _move(self, rows: Sequence[int], num_rows: int) -> None:
         capacity = max(self._own.capacity, room_for(self._longest, self._longest_response))
-        moved = self._own.move(kept, num_rows, capacity)
-        if self._states.move(kept, num_rows) or moved:
+        moved = self._own.move(rows, num_rows, capacity)
+        if self._states.move(rows, num_rows) or moved:
             self._steps.clear()
         self._step = self._running = None
 
     def _lay_out(self, num_rows: int) -> None:
         """Move running rows to the front of ``num_rows``."""
-        kept = [row for rows in self._rows.values() for row in rows]
-        self._move(kept, num_rows)
-        places = iter(range(len(kept)))
-        self._rows = {cohort: [next(places) for _ in rows] for cohort, rows in self._rows.items()}
-
-    def _set_rows(self) -> torch.Tensor:
-        """The running rows, int64 [rollouts] in the order of the rollouts; the others become idle."""
-        # The token that the step reads is not stored yet.
-        lengths = {row: cohort.num_generated - 1 for cohort, rows in self._rows.items() for row in rows}
-        self._own.set_lengths(lengths)
-        return _sent(list(lengths), self._policy.device)
+        self._move([row for rows in self._rows.values() for row in rows], num_rows)
+        front = iter(range(num_rows))
+        self._rows = {cohort: [next(front) for _ in rows] for cohort, rows in self._rows.items()}
 
     def _step_here(self) -> DecodeGraph:
         """The step for the current layout: one that was recorded for it, or a new one."""
         tables = () if self._split is None else self._split.arrange(self.rows())
-        key = (self._own.num_rows, self._own.capacity, self.store.moves, *tables)
+        key = (self._own.num_rows, self._own.capacity, self.store.reallocations, *tables)
         if key not in self._steps:
             if len(self._steps) == MOST_STEPS:
                 del self._steps[next(iter(self._steps))]
@@ -435,5 +422,18 @@ class RaggedDecoder:
                 self._policy, self._context, self._own.num_rows, self._memory, self.graphs, layers
             )
         self._steps[key] = step = self._steps.pop(key)  # the last that was used
-        step.counts_for(self.graphs)
+        step.use = self.graphs
         return step
+
+
+def decoder_for(
+    policy: Policy, store: PrefixStore, settings: RolloutSettings, prompts: PrefixAttention | None = None
+) -> Decoder:
+    """On CUDA few large calls win, and the ragged batch makes them; on a CPU dense blocks do.
+
+    Args:
+        prompts: attention to the prompts; None: they are all in ``store``.
+    """
+    if policy.device.type == "cuda":
+        return RaggedDecoder(policy, store, settings, prompts)
+    return CohortDecoder(policy, store, settings, prompts)

@@ -28,7 +28,7 @@ from vlm_pg.observe.trackers import refuse_missing
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.graphs import decoding_line
-from vlm_pg.rollout.ragged import most_kept
+from vlm_pg.rollout.ragged import reusable_bytes
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.rates import trained_weights
 from vlm_pg.training.settings import LEARNING_RATE, LORA_LEARNING_RATE
@@ -255,7 +255,7 @@ def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: Rank
     device = policy.device
     free = free_bytes(device) - later_allocations(config, policy.model)
     if config.rollout.engine == "in_process" and config.rollout.cuda_graphs:
-        free -= most_kept(device)
+        free -= reusable_bytes(device)
     free = int(min_over_ranks({"free": float(max(0, free))}, device)["free"])
     decision = decide(config.model, _need(config, policy, ranks, free))
     policy.use_memory(decision.choice)

@@ -10,12 +10,12 @@ from tests.support.odd_server import OddServer
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OddServer]]:
-    """Servers put into it are stopped at the end."""
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OddServer]:
+    """One that says token ids, in vLLM's words."""
     monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("vlm_pg.http.client.LONGEST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr("vlm_pg.rollout.server.client.PROBE_EVERY_SECONDS", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    made: list[OddServer] = []
-    yield made
-    for server in made:
-        server.stop()
+    server = OddServer()
+    yield server
+    server.stop()

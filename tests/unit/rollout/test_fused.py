@@ -1,6 +1,6 @@
 """Fused kernels of a decode step give what transformers' modules give, bit for bit where sums have one order.
 
-Run in Triton's interpreter, which rounds to float16 as a GPU does; compiled for GPUs that are not here.
+Run in Triton's interpreter, which rounds to float16 as a GPU does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.support.compiled_kernels import compiled
 from tests.support.fake_cuda import Elsewhere
 from tests.support.groups import make_case, random_group, tiny_policy
 from vlm_pg.attention.kernels.oracle import OracleKernel
@@ -31,13 +29,13 @@ from vlm_pg.rollout.settings import RolloutSettings
 pytest.importorskip("triton")
 
 
-def said_by(module: str, *arguments: str) -> list[str]:
+def printed_by(module: str, *arguments: str) -> list[str]:
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=900).stdout.splitlines()
 
 
 def test_kernels_give_what_torch_gives() -> None:
-    lines = said_by("tests.support.interpreted_fused")
+    lines = printed_by("tests.support.interpreted_fused")
     cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
     assert len(cases) == 16 + 8 + 4 + 24 + 18 + 12 + 8 + 8 + 30
     for name, unequal, error in cases:
@@ -52,7 +50,7 @@ def test_kernels_give_what_torch_gives() -> None:
     logits, *agreeing, norm, gate = (
         line.removeprefix("comparison ") for line in lines if line.startswith("comparison")
     )
-    assert logits == "logits: None" and len(agreeing) == 4 and all(line.endswith(": {}") for line in agreeing), agreeing
+    assert logits == "logits: None" and len(agreeing) == 2 and all(line.endswith(": {}") for line in agreeing), agreeing
     assert "{'norms': 'Qwen3VLTextRMSNorm is " in norm and "{'gates': 'OneMore is " in gate
 
 
@@ -71,12 +69,12 @@ def steps_agree(line: str, steps: int) -> None:
 
 
 def test_steps_on_them_are_those_of_cohorts() -> None:
-    (line,) = said_by("tests.support.interpreted_step", "2", "qwen3_vl")
+    (line,) = printed_by("tests.support.interpreted_step", "2", "qwen3_vl")
     steps_agree(line, 2)
 
 
 def test_a_prefill_on_them_is_one_on_modules() -> None:
-    for line in said_by("tests.support.interpreted_step", "prefill", "qwen2_5_vl", "qwen3_vl"):
+    for line in printed_by("tests.support.interpreted_step", "prefill", "qwen3_vl"):
         family, worst, *calls = line.split()
         assert float(worst) < 1e-5, line
         called = {name.removeprefix("vlm_pg::"): int(count) for name, count in (call.split("=") for call in calls)}
@@ -88,70 +86,10 @@ def test_a_prefill_on_them_is_one_on_modules() -> None:
 
 @pytest.mark.matrix
 def test_more_steps_of_more_families_too() -> None:
-    lines = said_by("tests.support.interpreted_step", "6", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+    lines = printed_by("tests.support.interpreted_step", "6", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
     assert len(lines) == 3
     for line in lines:
         steps_agree(line, 6)
-
-
-ALONE = {"residual": None, "total": None, "ADDS": False}
-WIDTHS = {"WIDTH": 3584, "ROOM": 4096, "ROWS": 1, "AROUND_ONE": False}
-HEADS = {"N": 32, "K": 8, "HALF": 64, "SIZE": 128, "ROOM": 64, "REST": 1, "PIECES": 16}
-PARTLY = {"N": 16, "K": 4, "HALF": 32, "SIZE": 256, "ROOM": 32, "REST": 256, "PIECES": 16}
-MERGED = {"N": 32, "REPEATS": 4, "SIZE": 128, "ROOM": 128, "PARTS": 1, "PIECES": 16}
-OWN = {"KEYS": 256, "K": 4, "REPEATS": 7, "HEADS": 16, "SIZE": 128, "ROOM": 128, "BLOCK": 32}
-
-
-@pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.matrix) for c in (80, 89, 100, 120))])
-@pytest.mark.parametrize(
-    "kernel, constants, written, rounded",
-    [
-        ("norms.normed_rows", WIDTHS | ALONE, 2, 32),
-        ("norms.normed_rows", WIDTHS | {"ADDS": True}, 3, 32),
-        ("norms.normed_rows", {"WIDTH": 128, "ROOM": 128, "ROWS": 16, "AROUND_ONE": True} | ALONE, 1, 16),
-        ("norms.normed_rows", WIDTHS | {"AROUND_ONE": True, "ADDS": True}, 2, 32),
-        ("norms.gated", {"WIDTH": 18944, "NUMBERS": 1024}, 2, 8),
-        ("rotation.appended", HEADS | {"q_weight": None, "k_weight": None, "NORM": 0}, 12, 2),
-        ("rotation.appended", HEADS | {"NORM": 1}, 20, 6),
-        ("rotation.appended", PARTLY | {"NORM": 2}, 18, 10),
-        ("rotation.appended", HEADS | {"NORM": 1, "queries": None, "starts": None, "PIECES": 0}, 20, 6),
-        ("attention.merged_head", MERGED, 1, 1),
-        ("attention.merged_head", MERGED | {"PARTS": 8}, 1, 1),
-        # Probabilities of 16 heads and 32 tokens, two to an instruction.
-        ("attention.attended_part", OWN, 1, 2),
-        ("attention.attended_part", OWN | {"REPEATS": 4, "SIZE": 256, "ROOM": 256, "BLOCK": 16}, 1, 2),
-        ("drawing.run_sums", {"RUN": 256, "RUNS": 16}, 0, 0),
-        ("drawing.drawn", {"RUN": 256, "RUNS": 16, "ROOM": 1024}, 0, 0),
-        ("fused_logits.row_statistics", {"NUMBERS": 4096}, 0, 0),
-        ("fused_logits.row_gradients", {"ENTROPIES": False, "NUMBERS": 4096}, 1, 32),
-        ("fused_logits.row_gradients", {"ENTROPIES": True, "NUMBERS": 4096}, 1, 32),
-    ],
-    ids=lambda value: (
-        "-".join(str(int(number)) for number in value.values() if number is not None)
-        if isinstance(value, dict)
-        else str(value)
-    ),
-)
-def test_kernels_compile_for_gpus_that_are_not_here(
-    kernel: str,
-    constants: dict[str, Any],
-    written: int,
-    rounded: int,
-    capability: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rounded to nearest, no product fused with a sum, nothing spilled to memory; which roundings are left out.
-
-    ``written``: roundings in the kernel's code; ``rounded``: of a thread's numbers in machine code.
-    """
-    folder = "models" if kernel.startswith("fused_logits") else "rollout.fused"
-    found = compiled(f"{folder}.{kernel}", constants, capability, tmp_path, monkeypatch).asm
-    code = found["ptx"]
-    assert not re.search(r"cvt\.r[zmp]\w*\.bf16", code)
-    assert "fma.rn.f32" not in code and ".local" not in code
-    assert found["ttir"].count("arith.truncf") == written
-    assert len(re.findall(r"cvt\.rn\.bf16", code)) == rounded
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -170,9 +108,9 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, *weight: Any) -> tuple[tor
 
 
 def rotate_append(
-    q: Any, k: Any, v: Any, cos: Any, sin: Any, weights: Any, epsilon: float, around_one: bool, *places: Any
+    q: Any, k: Any, v: Any, cos: Any, sin: Any, weights: Any, epsilon: float, around_one: bool, *written: Any
 ) -> torch.Tensor:
-    def turned(x: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
+    def rotated(x: torch.Tensor, *weight: torch.Tensor) -> torch.Tensor:
         wide = rms_norm(x.float(), *weight, epsilon, around_one) if weight else x.float()
         first, second, rest = wide.split([size // 2, size // 2, x.shape[-1] - size], -1)
         along = torch.cat([first, second], -1) * cos.float()[:, None]
@@ -180,17 +118,17 @@ def rotate_append(
         return torch.cat([along + across, rest], -1).to(x.dtype)
 
     size = cos.shape[-1]
-    keys, values, newest, queries, starts = places
-    q, keys[newest], values[newest] = turned(q, *weights[:1]), turned(k, *weights[1:]), v
+    keys, values, newest, queries, starts = written
+    q, keys[newest], values[newest] = rotated(q, *weights[:1]), rotated(k, *weights[1:]), v
     repeats = q.shape[1] // k.shape[1]
     for of_rows in starts.long():
         for repeat in range(repeats):
-            asks = of_rows >= 0
-            queries[of_rows[asks] + repeat] = q[asks, repeat::repeats]
+            reads = of_rows >= 0
+            queries[of_rows[reads] + repeat] = q[reads, repeat::repeats]
     return q
 
 
-def merge_parts(own: Any, own_lse: Any, parts: Any, parts_lse: Any, places: Any, dtype: torch.dtype) -> Any:
+def merge_parts(own: Any, own_lse: Any, parts: Any, parts_lse: Any, starts: Any, dtype: torch.dtype) -> Any:
     rows, heads = own.shape[1:3]
     values = torch.cat([own, parts.view(-1, *own.shape[1:])]).float()
     lse = torch.cat([own_lse.mT, parts_lse.view(-1, rows, heads)])
@@ -242,7 +180,7 @@ def use_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vlm_pg.rollout.fused.layers.silu_mul", silu_mul)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl_moe", "qwen3_5"])
 def test_kernels_that_round_less_than_modules_are_taken(
     monkeypatch: pytest.MonkeyPatch, family: str, dtype: torch.dtype
@@ -258,7 +196,7 @@ def cut_off(x: torch.Tensor) -> torch.Tensor:
     return (x.float().view(torch.int32) & ~0x3FFFF).view(torch.float32).to(x.dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("wrong", KERNELS)
 def test_each_is_judged_alone(monkeypatch: pytest.MonkeyPatch, wrong: str, dtype: torch.dtype) -> None:
     for kernel in KERNELS:
@@ -365,7 +303,7 @@ def forwards(policy: Any) -> list[Any]:
 def test_layers_are_as_they_were_behind_an_error() -> None:
     policy = tiny_policy(family="qwen3_vl")
     layer: Any = policy.language_model.layers[0]
-    layer.mlp.forward = usual = layer.mlp.forward  # as whoever cuts streams into tiles leaves it
+    layer.mlp.forward = usual = layer.mlp.forward  # as tiles of rows leave it
     before = forwards(policy)
     changed: list[Any] = []
 
@@ -381,43 +319,17 @@ def test_layers_are_as_they_were_behind_an_error() -> None:
     assert forwards(policy) == before and vars(layer.mlp)["forward"] is usual
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_vl_moe"])
-def test_mixtures_differ_from_modules_where_rounding_flips_a_route(
-    monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
-    """In bf16 some 5 of 1,000 tokens are sent to another expert, whose logit is next to the last one's that is chosen.
-
-    Their log-probabilities differ by up to 0.3, all others' by the rounding that other families have, too.
-    """
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe"])
+def test_log_probabilities_on_them_are_those_on_modules(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """In fp32; in bf16 rounding sends some 5 of 1,000 tokens of a mixture to another expert."""
     use_all(monkeypatch)
-    policy = tiny_policy(family=family, dtype=torch.bfloat16)
-    found: list[torch.Tensor] = []
-    for module in policy.model.modules():
-        if type(module).__name__.endswith("Router"):
-            module.register_forward_hook(lambda module, given, out: found.append(out[0].float()))
-    chosen = policy.model.config.get_text_config().num_experts_per_tok
-    flipped = routed = 0
-    for seed in range(6):
-        group = random_group(policy, make_case(policy, "text", seed=seed), [30, 30, 12], seed=seed)
-        runs = []
-        for layers in (nullcontext(), fused_unchecked(policy).layers):
-            found.clear()
-            with torch.no_grad(), layers:
-                logprobs = torch.cat(list(policy.logprobs([group])[0]))
-            runs.append((logprobs, list(found)))
-        (usual, usual_routers), (fused, fused_routers) = runs
-        flips: list[int] = []
-        for logits, others in zip(usual_routers, fused_routers, strict=True):
-            one, other = (x.topk(chosen, -1).indices.sort(-1).values for x in (logits, others))
-            is_flipped = (one != other).any(-1)
-            best = logits[is_flipped].sort(-1, descending=True).values
-            if not sum(flips):  # behind a flip other layers read something else
-                assert (best[:, chosen - 1] - best[:, chosen] < 0.05 * logits.std()).all(), "it was clear"
-            flips.append(int(is_flipped.sum()))
-            routed += len(one)
-        flipped += sum(flips)
-        assert sum(flips) or (usual - fused).abs().max() < 0.1
-    assert 0 < flipped < 0.02 * routed
+    policy = tiny_policy(family=family)
+    group = random_group(policy, make_case(policy, "text", seed=1), [30, 30, 12], seed=1)
+    found = []
+    for layers in (nullcontext(), fused_unchecked(policy).layers):
+        with torch.no_grad(), layers:
+            found.append(torch.cat(list(policy.logprobs([group])[0])))
+    assert (found[0] - found[1]).abs().max() < 1e-4
 
 
 class Plain:
@@ -428,12 +340,15 @@ class Plain:
         return q
 
 
-class Turning(Plain):
+class Deferring(Plain):
+    """Takes what was deferred, and attends without it; ``taken``: of each layer."""
+
     def __init__(self, deferred: Any):
         self.deferred = deferred
+        self.taken: list[Any] = []
 
     def attend(self, layer_index: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
-        self.turn = self.deferred.take()
+        self.taken.append(self.deferred.take())
         return super().attend(layer_index, q, *rest)
 
 
@@ -461,15 +376,15 @@ def test_a_context_that_does_not_rotate_raises(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_what_is_narrower_than_positions_is_rotated_as_ever(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under autocast; norms of heads that have been put off are made up for."""
+    """Under autocast; deferred norms of heads are applied."""
     use_all(monkeypatch)
     policy = tiny_policy(family=family)
-    usual, context = Plain(), Turning(fused_unchecked(policy).deferred)
+    usual, context = Plain(), Deferring(fused_unchecked(policy).deferred)
     with torch.autocast("cpu", torch.bfloat16):
         one_token(policy, usual)
         with context.deferred:
             one_token(policy, context)
-    assert context.turn is None
+    assert set(context.taken) == {None}
     for one, other in zip(usual.given, context.given, strict=True):
         assert one.dtype == other.dtype and (one - other).abs().max() < 0.05
 
@@ -480,12 +395,10 @@ def test_norms_of_heads_with_hooks_run_as_ever(monkeypatch: pytest.MonkeyPatch) 
     seen: list[torch.Tensor] = []
     policy.language_model.layers[0].self_attn.q_norm.register_forward_hook(lambda *given: seen.append(given[2]))
     one_token(policy, Plain())
-    context = Turning(fused_unchecked(policy).deferred)
-    turns: list[Any] = []
-    monkeypatch.setattr(Turning, "attend", lambda self, i, q, *_: turns.append(self.deferred.take()) or q)
+    context = Deferring(fused_unchecked(policy).deferred)
     with context.deferred:
         one_token(policy, context)
-    assert [len(turn.weights) for turn in turns] == [0, *[2] * (len(turns) - 1)]
+    assert [len(rotation.weights) for rotation in context.taken] == [0, *[2] * (len(context.taken) - 1)]
     assert (seen[0] - seen[1]).abs().max() < 1e-5
 
 

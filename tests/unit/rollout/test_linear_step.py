@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, torch_recurrent_gated_delta_rule
 
-from tests.support.compiled_kernels import compiled
 from tests.support.tiny import tiny_model
-from tests.support.traffic import TrafficBytes
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree, route_linear_layers
 from vlm_pg.rollout import linear_step
 from vlm_pg.rollout.kv import PrefixStore
@@ -70,28 +68,58 @@ def test_steps_equal_the_whole_tree(family: str) -> None:
     expected, ends = over_tree(mixer, prefixes, own)
     of_group = torch.arange(len(PREFIX_LENGTHS)).repeat_interleave(ROLLOUTS_PER_GROUP)
     states = LinearStates(ends.conv_tail[of_group], ends.recurrent[of_group])
+    first, before = states, (states.conv_tail.clone(), states.recurrent.clone())
     for token in range(NUM_TOKENS):
         out, states = linear_attention_step(mixer, own[:, token], states)
         assert (out - expected[:, token]).abs().max() < 1e-5 * expected.abs().max()
+    # Given states are left as they are: they may be a group's, from which all its rollouts start.
+    assert torch.equal(first.conv_tail, before[0]) and torch.equal(first.recurrent, before[1])
     fresh = LinearStates(torch.zeros_like(states.conv_tail), torch.zeros_like(states.recurrent))
     without, _ = linear_attention_step(mixer, own[:, 0], fresh)
     assert (without - expected[:, 0]).abs().max() > 0.01 * expected.abs().max(), "the prefix should matter"
 
 
-@torch.no_grad()
-def test_given_states_are_left_as_they_are() -> None:
-    """They may be a group's, from which all its rollouts start."""
-    mixer = tiny_mixer("qwen3_5")
-    prefixes, own = random_hidden(mixer)
-    _, ends = over_tree(mixer, prefixes, own)
-    before = ends.conv_tail.clone(), ends.recurrent.clone()
-    _, after = linear_attention_step(mixer, own[: len(PREFIX_LENGTHS), 0], ends)
-    assert torch.equal(ends.conv_tail, before[0]) and torch.equal(ends.recurrent, before[1])
-    assert after.recurrent.dtype == torch.float32
-    assert after.conv_tail.shape == ends.conv_tail.shape and after.recurrent.shape == ends.recurrent.shape
+# They move nothing: views that are not called so, and a question about a device.
+_NO_KERNEL = ("aten::_unsafe_view", "aten::empty", "aten::new_empty", "aten::empty_like", "prim::device")
 
 
-@pytest.mark.parametrize("rule, passes, rows", [("triton", 2, 8), ("triton", 2, 32), ("torch", 5, 32)])
+class TrafficBytes(TorchDispatchMode):
+    """Bytes that operators read and write, each tensor once an operator; what is repeated by strides is read once.
+
+    Args:
+        least: tensors of fewer bytes do not count.
+    """
+
+    def __init__(self, least: int = 0):
+        super().__init__()
+        self._least, self.read, self.written = least, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.is_view or func._schema.name in _NO_KERNEL:
+            return out
+        # What an operator changes without returning it, as an operator of one's own does, is written as well.
+        for index, argument in enumerate(func._schema.arguments):
+            given = args[index] if index < len(args) else (kwargs or {}).get(argument.name)
+            changed = argument.alias_info is not None and argument.alias_info.is_write
+            if not (changed and func._schema.name == "aten::copy_"):
+                self.read += self._bytes(given)
+            if changed:
+                self.written += self._bytes(given)
+        if not any(argument.alias_info is not None for argument in func._schema.returns):
+            self.written += self._bytes(out)
+        return out
+
+    def _bytes(self, tree: Any) -> int:
+        sizes = [
+            min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
+            for x in tree_leaves(tree)
+            if isinstance(x, torch.Tensor)
+        ]
+        return sum(size for size in sizes if size >= self._least)
+
+
+@pytest.mark.parametrize("rule, passes, rows", [("triton", 2, 8), ("torch", 5, 32)])
 @torch.no_grad()
 def test_a_layer_moves_little_beside_its_weights_and_states(rule: str, passes: int, rows: int) -> None:
     """Qwen3.5-9B's layer in bf16: bytes of all operators, states counted as often as the rule moves them."""
@@ -100,13 +128,8 @@ def test_a_layer_moves_little_beside_its_weights_and_states(rule: str, passes: i
         from vlm_pg.rollout.fused.delta_rule import gated_delta_step_ as step_
     else:
         step_ = gated_delta_step_  # type: ignore[assignment]
-    config = Qwen3_5TextConfig(
-        hidden_size=4096,
-        linear_num_key_heads=16,
-        linear_num_value_heads=32,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-    )
+    sizes = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+    config = Qwen3_5TextConfig(hidden_size=4096, linear_key_head_dim=128, linear_value_head_dim=128, **sizes)
     with FakeTensorMode():
         mixer = Qwen3_5GatedDeltaNet(config, 0)
         for name, weight in mixer.named_parameters():
@@ -119,7 +142,7 @@ def test_a_layer_moves_little_beside_its_weights_and_states(rule: str, passes: i
     weights = 2 * sum(weight.numel() for weight in mixer.parameters())
     # 4 bytes a number of a state, 2 of an input of the convolution, which is read and written.
     least = weights + passes * rows * 32 * 128 * 128 * 4 + 2 * rows * 8192 * 3 * 2
-    assert least <= moved.total < 1.1 * least
+    assert least <= moved.read + moved.written < 1.1 * least
 
 
 LAYER = 2
@@ -151,7 +174,7 @@ def test_rows_start_from_the_ends_of_their_prompts_and_move_together() -> None:
     states.move([1, 2], 8)
     states.start([2], [1], store)
     assert first_values(states) == [10.0, 7.0, 20.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert before.recurrent.shape[0] == 4, "the old ones are whoever's still reads them"
+    assert before.recurrent.shape[0] == 4, "the old ones stay for pending readers"
     states.move([], 0)
     assert states[LAYER].inputs.shape == (0, 4, 3)
 
@@ -203,16 +226,9 @@ def random_state() -> torch.Tensor:
 
 def transformers_rule(state: torch.Tensor, *parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     query, key, value, log_decay, beta = (part[:, None] for part in parts)
-    out, after = torch_recurrent_gated_delta_rule(
-        query,
-        key,
-        value,
-        g=log_decay,
-        beta=beta,
-        initial_state=state,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
+    named = {"g": log_decay, "beta": beta, "initial_state": state}
+    flags = {"output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    out, after = torch_recurrent_gated_delta_rule(query, key, value, **named, **flags)
     return out[:, 0], after
 
 
@@ -271,23 +287,6 @@ def test_the_triton_kernel_gives_what_torch_gives() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     errors = [float(line) for line in done.stdout.split()]
     assert len(errors) == 4 and max(errors) < 2e-6
-
-
-@pytest.mark.parametrize("capability", [90, *(pytest.param(c, marks=pytest.mark.matrix) for c in (80, 89, 100, 120))])
-def test_the_triton_kernel_compiles_for_gpus_that_are_not_here(
-    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With each state loaded and stored once, none of it spilled to memory."""
-    pytest.importorskip("triton")
-    from vlm_pg.rollout.fused.delta_rule import COLUMNS
-
-    constants = {"KEY": 128, "VALUE": 128, "KEY_ROOM": 128, "COLUMNS": COLUMNS}
-    kernel = "rollout.fused.delta_rule.one_token"
-    code = compiled(kernel, constants, capability, tmp_path, monkeypatch, is_aligned=True).asm["ptx"]
-    floats_of_a_thread = 128 * COLUMNS // (4 * 32)
-    for way in ("ld", "st"):
-        assert len(re.findall(rf"{way}\.global[\w.]*\.v4\.[bf]32", code)) == floats_of_a_thread // 4
-    assert ".local" not in code
 
 
 def without_decay(state: torch.Tensor, query: torch.Tensor, key: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ def num_products(operators: list[str]) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", ADAPTED)
 @torch.no_grad()
 def test_parts_of_one_product_are_the_products(family: str, dtype: torch.dtype) -> None:
     policy = tiny_policy(family=family, dtype=dtype)
@@ -68,15 +68,15 @@ def test_another_input_is_computed_alone() -> None:
     q_forward(x)
     assert torch.equal(k_forward(y), k(y)), "not of x"
     torch.testing.assert_close(k_forward(x), k(x))
-    assert torch.equal(k_forward(x.clone()), k(x)) and torch.equal(k_forward(x), k(x)), "handed out once"
+    assert torch.equal(k_forward(x.clone()), k(x)) and torch.equal(k_forward(x), k(x)), "used once"
     torch.testing.assert_close(v_forward(x), v(x))
-    assert one._given is None, "nothing is kept"
+    assert one._input is None, "nothing is held"
 
 
 @pytest.mark.parametrize(
     "family, lora",
     [
-        pytest.param(family, lora, marks=() if lora and family in ADAPTED else pytest.mark.matrix)
+        pytest.param(family, lora, marks=() if lora and family in ("qwen2_5_vl", "qwen3_5") else pytest.mark.matrix)
         for family in FAMILY_NAMES
         for lora in (None, LoraSettings(rank=4))
     ],
@@ -137,9 +137,8 @@ def test_weights_that_have_moved_are_packed_again() -> None:
     packed(policy)
     policy.to(torch.float64)
     x = torch.randn(1, 2, 64, dtype=torch.float64)
-    for one in packed(policy):
-        for got, (layer, _) in zip(called(one, x), one.forwards(), strict=True):
-            torch.testing.assert_close(got, layer(x))
+    one = packed(policy)[0]
+    torch.testing.assert_close(called(one, x), [layer(x) for layer, _ in one.forwards()])
 
 
 def test_weights_in_a_flat_buffer_stay_there() -> None:

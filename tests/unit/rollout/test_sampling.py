@@ -1,7 +1,10 @@
-"""Samplers choose as transformers' own logits processors would, from random numbers that depend on names only."""
+"""Tokens are chosen as by transformers' logits processors, from random numbers that depend on names; stop strings."""
 
 from __future__ import annotations
 
+import random
+from functools import lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import GenerationConfig, GenerationMixin
+from transformers import AutoTokenizer, GenerationConfig, GenerationMixin, PreTrainedTokenizerFast, StopStringCriteria
 
-from vlm_pg.rollout.sampling import Choice, TokenSampler, rollout_key, uniforms
+from vlm_pg.rollout.sampling import Choice, StopStrings, TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
 
-DRAWS = 20_000
 VOCAB_SIZE = 24
 MEDIA, STOPS = (3, 17), (0, 5)
 # Tokens of the prompt and of the response so far, for the repetition penalty: probable and improbable ones, repeated.
@@ -41,26 +44,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min_new_tokens reached": {"min_new_tokens": 2},
     "temperature, top_k and top_p": {"temperature": 1.3, "top_p": 0.7, "top_k": 9},
     "top_k, top_p and min_p": {"top_k": 12, "top_p": 0.95, "min_p": 0.05},
-    "everything": {
-        "temperature": 0.8,
-        "top_k": 10,
-        "top_p": 0.9,
-        "min_p": 0.02,
-        "repetition_penalty": 1.2,
-        "min_new_tokens": 3,
-    },
+    "everything": {"temperature": 0.8, "top_k": 10, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2,
+                   "min_new_tokens": 3},
     "greedy": {"temperature": 0.0},
-    "greedy, other settings on": {
-        "temperature": 0.0,
-        "top_k": 2,
-        "top_p": 0.5,
-        "min_p": 0.3,
-        "repetition_penalty": 2.0,
-        "min_new_tokens": 3,
-    },
-}
+    "greedy, other settings on": {"temperature": 0.0, "top_k": 2, "top_p": 0.5, "min_p": 0.3,
+                                  "repetition_penalty": 2.0, "min_new_tokens": 3},
+}  # fmt: skip
 SAMPLED = [name for name, given_settings in SETTINGS.items() if given_settings.get("temperature") != 0.0]
-GREEDY = [name for name in SETTINGS if name not in SAMPLED]
 
 
 def logits(rows: int = 1, seed: int = 0) -> torch.Tensor:
@@ -144,62 +134,20 @@ def test_every_token_has_its_interval_of_the_random_number(name: str) -> None:
     assert torch.allclose(chosen.sampling_logprobs.double().exp(), expected[support], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SAMPLED)
-def test_draws_follow_transformers_distribution(name: str) -> None:
-    values = logits(seed=7)
-    expected = transformers_scores(RolloutSettings(**SETTINGS[name]), values).double().softmax(-1)[0].numpy()
-    chosen = choose(SETTINGS[name], values.expand(DRAWS, -1), one_stream(DRAWS))
-    counts = np.bincount(chosen.tokens.numpy(), minlength=VOCAB_SIZE)
-    assert (counts[expected == 0] == 0).all()
-
-    rare = DRAWS * expected < 10
-    cells, means = (
-        np.append(counts[~rare], counts[rare].sum()),
-        DRAWS * np.append(expected[~rare], expected[rare].sum()),
-    )
-    cells, means = cells[means > 0], means[means > 0]
-    chi_square = ((cells - means) ** 2 / means).sum()
-    assert chi_square < chi_square_999(max(1, len(cells) - 1))
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_log_probabilities_and_entropies_are_the_policys(name: str) -> None:
     """Penalties, forbidden tokens and filters change what is chosen, not what is said about the policy."""
     values = logits(rows=200)
     chosen = choose(SETTINGS[name], values, one_stream(200))
-    policy = (values / (SETTINGS[name].get("temperature", 1.0) or 1.0)).log_softmax(-1)
+    temperature = SETTINGS[name].get("temperature", 1.0)
+    if not temperature:
+        expected = transformers_scores(RolloutSettings(**SETTINGS[name]), values).argmax(-1)
+        assert torch.equal(chosen.tokens, expected) and (chosen.sampling_logprobs == 0).all()
+    policy = (values / (temperature or 1.0)).log_softmax(-1)
     assert torch.equal(chosen.logprobs, policy.gather(1, chosen.tokens[:, None])[:, 0])
     assert torch.allclose(chosen.entropies, -(policy.exp() * policy).sum(-1), rtol=0, atol=1e-6)
     assert chosen.tokens.dtype == torch.int64
     assert {chosen.logprobs.dtype, chosen.sampling_logprobs.dtype, chosen.entropies.dtype} == {torch.float32}
-
-
-def test_without_filters_only_forbidden_tokens_part_the_two_log_probabilities() -> None:
-    values = logits(rows=200)
-    chosen = choose({}, values, one_stream(200))
-    allowed = 1 - values.softmax(-1)[:, list(MEDIA)].sum(-1)
-    assert torch.allclose(chosen.sampling_logprobs, chosen.logprobs - allowed.log(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", GREEDY)
-def test_greedy_takes_the_highest_score(name: str) -> None:
-    values = logits(rows=500)
-    expected = transformers_scores(RolloutSettings(**SETTINGS[name]), values).argmax(-1)
-    chosen = choose(SETTINGS[name], values, one_stream(500))
-    assert torch.equal(chosen.tokens, expected)
-    assert (chosen.sampling_logprobs == 0).all()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_media_tokens_are_never_chosen(temperature: float) -> None:
-    """Even where nearly all probability is theirs."""
-    values = logits()
-    values[:, list(MEDIA)] = 300.0
-    chosen = choose({"temperature": temperature}, values.expand(DRAWS, -1), one_stream(DRAWS))
-    assert not set(chosen.tokens.tolist()) & set(MEDIA)
-    if temperature:
-        expected = values.index_fill(1, torch.tensor(MEDIA), -torch.inf).log_softmax(-1)[0]
-        assert torch.allclose(chosen.sampling_logprobs, expected[chosen.tokens], atol=1e-6)
 
 
 def test_stop_tokens_wait_for_each_rows_own_length() -> None:
@@ -209,17 +157,17 @@ def test_stop_tokens_wait_for_each_rows_own_length() -> None:
     assert [token in STOPS for token in chosen.tokens.tolist()] == [False, True, False, True]
 
 
-def test_tied_scores_are_kept_as_transformers_keeps_them() -> None:
+def test_tied_scores_are_filtered_as_by_transformers() -> None:
     """Top-k keeps every token that equals the k-th, so more than k; top-p cuts through a tie."""
     values = torch.zeros(1, VOCAB_SIZE)
     values[0, [8, 9, 10, 11]] = 60.0  # a quarter each, to the bit
     assert torch.isfinite(sampler(top_k=5).scores(values, [0], None)).sum() == VOCAB_SIZE - len(MEDIA)
-    kept = sampler(top_p=0.5).scores(values, [0], None)
-    assert torch.equal(kept, transformers_scores(RolloutSettings(top_p=0.5), values))
-    assert torch.isfinite(kept).sum() == 2
+    scores = sampler(top_p=0.5).scores(values, [0], None)
+    assert torch.equal(scores, transformers_scores(RolloutSettings(top_p=0.5), values))
+    assert torch.isfinite(scores).sum() == 2
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=80, deadline=None)
 @given(
     values=st.lists(st.integers(-12, 12).map(lambda i: i / 2), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE),
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
@@ -276,26 +224,19 @@ def test_a_draw_depends_on_its_name_and_not_on_the_rows_around_it() -> None:
     assert len({token for token, _, _ in together}) > 3
 
 
-@pytest.mark.parametrize("settings", [*SETTINGS.values(), {"presence_penalty": 1.5}], ids=[*SETTINGS, "presence"])
+@pytest.mark.parametrize("settings", [SETTINGS["everything"], SETTINGS["greedy"], {"presence_penalty": 1.5}], ids=str)
 def test_the_host_never_waits_for_the_device(settings: dict[str, Any]) -> None:
     """A tensor without values cannot be read by the host: the call would raise."""
     with FakeTensorMode():
         values, uniform = torch.empty(2, VOCAB_SIZE), torch.empty(2, dtype=torch.float64)
-        seen, said = torch.empty(2, 2, VOCAB_SIZE, dtype=torch.bool)
-        chosen = sampler(**settings).choose(values, uniform, [0, 1], seen, said)
-    assert (
-        chosen.tokens.shape == chosen.logprobs.shape == chosen.sampling_logprobs.shape == chosen.entropies.shape == (2,)
-    )
-
-
-def test_only_a_penalty_asks_for_the_tokens_so_far() -> None:
-    assert not sampler().needs_seen and not sampler().needs_said
-    assert sampler(repetition_penalty=1.1).needs_seen and not sampler(repetition_penalty=1.1).needs_said
-    assert sampler(presence_penalty=-0.5).needs_said and not sampler(presence_penalty=-0.5).needs_seen
+        seen, generated = torch.empty(2, 2, VOCAB_SIZE, dtype=torch.bool)
+        chosen = sampler(**settings).choose(values, uniform, [0, 1], seen, generated)
+    parts = (chosen.tokens, chosen.logprobs, chosen.sampling_logprobs, chosen.entropies)
+    assert all(part.shape == (2,) for part in parts)
 
 
 def test_the_presence_penalty_is_taken_once_behind_the_repetition_penalty_and_before_the_temperature() -> None:
-    """Token 1 was in the prompt and is not said, 2 was said (once or often is the same); by hand."""
+    """Token 1 is in the prompt alone, 2 is in the response (once or often is the same); by hand."""
     row = torch.tensor([[1.0, 4.0, 3.0, -2.0]])
     saw = torch.tensor([[False, True, True, True]])
     answered = torch.tensor([[False, False, True, True]])
@@ -308,16 +249,13 @@ def test_the_presence_penalty_is_taken_once_behind_the_repetition_penalty_and_be
     assert row.tolist() == [[1.0, 4.0, 3.0, -2.0]]
 
 
-@pytest.mark.parametrize("penalty", [-2.01, 2.01])
-def test_a_presence_penalty_beyond_openais_range_is_refused(penalty: float) -> None:
-    with pytest.raises(ValueError, match="presence_penalty"):
-        RolloutSettings(presence_penalty=penalty)
-
-
-@pytest.mark.parametrize("token", [VOCAB_SIZE, -1])
-def test_a_stop_token_outside_the_vocabulary_is_refused(token: int) -> None:
-    with pytest.raises(ValueError, match=rf"Stop tokens \[{token}\] .* 0 to 23\. Correct rollout\.stop_token_ids"):
-        TokenSampler(RolloutSettings(), VOCAB_SIZE, MEDIA, (*STOPS, token), DEVICE)
+def test_settings_out_of_range_are_refused() -> None:
+    for penalty in (-2.01, 2.01):
+        with pytest.raises(ValueError, match="presence_penalty"):
+            RolloutSettings(presence_penalty=penalty)
+    for token in (VOCAB_SIZE, -1):
+        with pytest.raises(ValueError, match=rf"Stop tokens \[{token}\] .* 0 to 23\. Correct rollout\.stop_token_ids"):
+            TokenSampler(RolloutSettings(), VOCAB_SIZE, MEDIA, (*STOPS, token), DEVICE)
 
 
 def test_streams_are_uniform_and_independent() -> None:
@@ -331,12 +269,158 @@ def test_streams_are_uniform_and_independent() -> None:
 
 
 def test_every_part_of_the_name_matters() -> None:
-    keys = {
-        rollout_key(0, 1, "a", 0),
-        rollout_key(1, 1, "a", 0),
-        rollout_key(0, 2, "a", 0),
-        rollout_key(0, 1, "b", 0),
-        rollout_key(0, 1, "a", 1),
-        rollout_key(0, "1 a", "", 0),
-    }
+    names = ((0, 1, "a", 0), (1, 1, "a", 0), (0, 2, "a", 0), (0, 1, "b", 0), (0, 1, "a", 1), (0, "1 a", "", 0))
+    keys = {rollout_key(*name) for name in names}
     assert len(keys) == 6
+
+
+TINY = Path(__file__).parents[3] / "assets/tiny-qwen2_5-vl"
+# Of one token, of several, across tokens, of characters of two, three and four bytes, one inside another.
+STRINGS = ("</answer>", "\n\nQuestion:", "é!", "日本", "🙂 ok", "ab", "xabx")
+SEQUENCES, LENGTH = 60, 40
+
+
+@lru_cache(maxsize=1)
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+def tokens_of(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False)
+
+
+def text_of(token_ids: list[int]) -> str:
+    return tokenizer().decode(token_ids, skip_special_tokens=False)
+
+
+def spelled(text: str) -> list[int]:
+    """The text with one token per byte."""
+    byte_tokens = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][0]
+    return tokenizer().convert_tokens_to_ids(list(byte_tokens))
+
+
+def random_sequence(generator: random.Random) -> list[int]:
+    """Random tokens and pieces of the stop strings, some spelled byte by byte: matches and near misses occur."""
+    ids: list[int] = []
+    while len(ids) < LENGTH:
+        if generator.random() < 0.5:
+            ids.append(generator.randrange(len(tokenizer())))
+        else:
+            string = generator.choice(STRINGS)
+            piece = generator.choice([tokens_of, spelled])(generator.choice(["", "x", "</", "日"]) + string)
+            ids += piece[generator.randrange(2) : len(piece) - generator.randrange(2)]
+    return ids[:LENGTH]
+
+
+@pytest.mark.parametrize("strings", [STRINGS, *[(string,) for string in STRINGS[:3]]], ids=str)
+def test_ends_where_transformers_criterion_ends(strings: tuple[str, ...]) -> None:
+    """At every prefix of random sequences, those that go on after a match included."""
+    generator = random.Random(0)
+    sequences = [random_sequence(generator) for _ in range(SEQUENCES)]
+    criterion = StopStringCriteria(tokenizer(), list(strings))
+    stop = StopStrings(tokenizer(), strings)
+    matches = 0
+    for length in range(1, LENGTH + 1):
+        expected = criterion(torch.tensor([sequence[:length] for sequence in sequences]), None).tolist()
+        assert [stop.ends(sequence[:length]) for sequence in sequences] == expected
+        matches += sum(expected)
+    assert matches > 10
+
+
+@hypothesis_settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(STRINGS), min_size=1, max_size=3, unique=True))
+def test_the_first_end_is_where_the_whole_text_first_contains_a_string(seed: int, strings: list[str]) -> None:
+    sequence = random_sequence(random.Random(seed))
+    stop = StopStrings(tokenizer(), strings)
+    lengths = range(1, LENGTH + 1)
+    by_text = next((n for n in lengths if any(s in text_of(sequence[:n]) for s in strings)), None)
+    assert next((n for n in lengths if stop.ends(sequence[:n])), None) == by_text
+    if by_text is not None:
+        text = text_of(sequence[:by_text])
+        assert stop.cut(sequence[:by_text]) == text[: min(text.find(s) for s in strings if s in text)]
+
+
+def ends(strings: list[str], *token_ids: int) -> bool:
+    return StopStrings(tokenizer(), strings).ends(list(token_ids))
+
+
+def test_a_string_ends_a_response_with_the_token_that_completes_it() -> None:
+    """'</think>' is one token of this tokenizer: 'x' and '</th' lie before and within it."""
+    x, think = *tokens_of("x"), *tokens_of("</think>")
+    assert ends(["x</th"], x, think) and not ends(["x</th"], x) and not ends(["x</th"], x, think, x)
+    assert StopStrings(tokenizer(), ["x</th"]).cut([x, think]) == ""
+    # A character of three bytes.
+    assert [ends(["本"], *spelled("本")[:n]) for n in range(4)] == [False, False, False, True]
+    # Models have more rows than their tokenizer has tokens: such ids add nothing to the text.
+    first, second = spelled("ab")
+    unknown = [len(tokenizer()) + 7] * 30
+    assert (
+        text_of(unknown) == "" and ends(["ab"], first, *unknown, second) and not ends(["ab"], first, second, *unknown)
+    )
+    assert not ends([], *tokens_of("</answer>"))
+
+
+def test_every_token_has_the_bytes_it_decodes_to() -> None:
+    stop = StopStrings(tokenizer(), [])
+    for token in range(len(tokenizer())):
+        assert stop._token_bytes(token).decode(errors="replace") == text_of([token])
+
+
+def test_only_trailing_tokens_are_read() -> None:
+    class Counted(list[int]):
+        num_read = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            assert isinstance(index, int)
+            self.num_read += 1
+            return super().__getitem__(index)
+
+    ids = Counted(spelled("z") * 5000)
+    assert not StopStrings(tokenizer(), ["</answer>", "ab"]).ends(ids)
+    assert ids.num_read == len("</answer>")
+
+
+def test_the_text_is_cut_before_the_string_that_begins_first() -> None:
+    stop = StopStrings(tokenizer(), ["b", "abc", "</answer>"])
+    assert stop.cut([*tokens_of("xx a"), *tokens_of("b")]) == "xx a"
+    assert stop.cut([*tokens_of("A"), *tokens_of("</answer>")]) == "A"
+    assert StopStrings(tokenizer(), ["b"]).cut(spelled("abcb")) == "abc", "an earlier one stays"
+    texts = {"xx abc": "xx ", "A</answer>\nb": "A", "nothing": "nothing"}
+    assert {text: stop.before_first(text) for text in texts} == texts
+
+
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level, of the tokens 'a' and 'b' only."""
+    backend = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def words_tokenizer() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE({"▁": 0, "a": 1, "b": 2}, []))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize(
+    ("make", "string", "message"),
+    [
+        (tokenizer, "", r"rollout\.stop_strings has an empty string.*remove it"),
+        # Qwen's tokenizers compose characters: an e with a combining accent becomes one character.
+        (tokenizer, "e\u0301", r"rollout\.stop_strings has 'e\u0301'.* decodes to '\u00e9'.*Write it as"),
+        (small_tokenizer, "ac", r"has 'ac'.*decodes to 'a'.*or remove it"),
+        (words_tokenizer, "ab", r"needs a byte-level tokenizer.*Use rollout\.stop_token_ids"),
+    ],
+)
+def test_a_string_the_tokenizer_never_writes_is_refused(make: Any, string: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StopStrings(make(), ["a", string])
+
+
+def test_an_added_token_is_read_as_it_is_written() -> None:
+    """Added tokens are not in the byte alphabet: a space in one is a space."""
+    with_added = small_tokenizer()
+    with_added.add_tokens(["日 b"])
+    assert with_added.decode([0, 2]) == "a日 b"
+    stop = StopStrings(with_added, ["a日 b"])
+    assert stop.ends([0, 2]) and not stop.ends([1, 2])

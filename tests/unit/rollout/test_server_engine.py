@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import re
 import threading
 import time
-from collections.abc import Callable
-from functools import lru_cache
+import tracemalloc
+from contextlib import nullcontext
+from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +21,12 @@ import pytest
 import torch
 
 from tests.support.groups import tiny_policy
+from tests.support.misbehaviours import bomb, wire, with_entries
 from tests.support.odd_server import OddServer, Reply
-from tests.unit.rollout.test_server_misbehaviours import recorded_or_raised
+from tests.support.server_engines import fault_or_error, is_about, policy, questions, reported, server_engine
 from vlm_pg.distributed import SINGLE_RANK
 from vlm_pg.errors import ConfigError, SampleError, ServerError
+from vlm_pg.http.client import BoundedBody, UnreadableResponse, retry_after_seconds
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.timeline import Timeline
@@ -30,7 +35,8 @@ from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.sampling import rollout_key
 from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.dialects import Kind
-from vlm_pg.rollout.server.engine import ServerEngine
+from vlm_pg.rollout.server.engine import DIVERGENCE, RETRIED, Divergence, ServerEngine, WeightsCheck, divergence
+from vlm_pg.rollout.server.generator import MOST_IN_A_ROW, UNUSABLE
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.threads import CoreWatch
@@ -38,92 +44,16 @@ from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.trainer import Progress, StepLogs, Trainer
 from vlm_pg.types import DecodedMedia, MediaRef, Prompt, ResponseGroup, Sample
 
-ROOT = Path(__file__).parents[3]
-GENERATIONS = 4
+TINY = Path(__file__).parents[3] / "assets" / "tiny-qwen2_5-vl"
+GENERATIONS = 3
 
 
-class FakeServer(OddServer):
-    """Answers "a0", "a1", ... in the order of choices. Attributes say how it behaves; ``asked`` holds the requests."""
-
-    def __init__(self) -> None:
-        self.honours_n = True
-        self.texts: Callable[[int], str] = lambda index: f"a{index}"
-        self.finish_reason = "stop"
-        self.fail_first = 0
-        self.status = 503
-        self.delay_seconds = 0.0
-        self.prompt_tokens: int | None = None
-        self.asked: list[dict[str, Any]] = []
-        super().__init__(exact=False)
-        self.models: Any = {"object": "list", "data": [{"id": "tiny", "owned_by": "vllm"}]}
-
-    def load_by_name(self) -> None:
-        """Be ``transformers serve``."""
-        self.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
-
-    def reply(self, body: dict[str, Any]) -> Reply:
-        status, value = self.answer(body)
-        return Reply(value, body, status)
-
-    def answer(self, body: dict[str, Any]) -> tuple[int, Any]:
-        with self._lock:
-            self.asked.append(body)
-            if self.fail_first:
-                self.fail_first -= 1
-                return self.status, {"error": {"message": "out of  memory"}}
-        time.sleep(self.delay_seconds)
-        choices = [
-            {
-                "index": i,
-                "finish_reason": self.finish_reason,
-                "message": {"role": "assistant", "content": self.texts(i)},
-            }
-            for i in range(body.get("n", 1) if self.honours_n else 1)
-        ]
-        usage = {} if self.prompt_tokens is None else {"prompt_tokens": self.prompt_tokens}
-        return 200, {"choices": choices, "usage": usage}
+def one(number: int = 0) -> tuple[Prompt, ...]:
+    return questions()[0][number : number + 1]
 
 
-@pytest.fixture
-def server(servers: list[OddServer], monkeypatch: pytest.MonkeyPatch) -> FakeServer:
-    monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.1)
-    servers.append(FakeServer())
-    return servers[0]  # type: ignore[return-value]
-
-
-@lru_cache(maxsize=1)
-def policy() -> Policy:
-    return tiny_policy()
-
-
-@lru_cache(maxsize=1)
-def questions() -> tuple[tuple[Prompt, ...], ChatMessages]:
-    builder = PromptBuilder(policy().processor, PromptSettings(), policy().positions)
-    samples = {name: Sample(name, f"Question {name}?", (), (), "1", "numerical", "t", "t") for name in ("x", "y")}
-    messages = ChatMessages(policy(), samples)
-    return tuple(builder.build(sample, ()) for sample in samples.values()), messages
-
-
-def make_engine(
-    server: FakeServer,
-    told: list[str] | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-    url: str | None = None,
-    home: Path = Path("unused"),
-    rollout: dict[str, Any] | None = None,
-    **server_settings: Any,
-) -> ServerEngine:
-    settings = RolloutSettings.model_validate(
-        {
-            "engine": "server",
-            "num_generations": GENERATIONS,
-            "max_new_tokens": 20,
-            "server": {"url": url or server.url, "wait_seconds": 0.0, "retries": 1, **server_settings},
-        }
-        | (rollout or {})
-    )
-    lines = [] if told is None else told
-    return ServerEngine(policy(), settings, 7, should_stop, questions()[1], home, lines.append)
+def owned_by(server: OddServer, owner: str) -> None:
+    server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
 
 
 def video_questions(rule: str, frames: int) -> tuple[Policy, list[Prompt], ChatMessages]:
@@ -139,142 +69,134 @@ def video_questions(rule: str, frames: int) -> tuple[Policy, list[Prompt], ChatM
 
 @pytest.mark.parametrize(("rule", "frames", "warned"), [("transformers", 8, 1), ("transformers", 2, 0), ("qwen", 8, 0)])
 def test_a_server_that_counts_positions_otherwise_is_named_once(
-    server: FakeServer, rule: str, frames: int, warned: int
+    server: OddServer, rule: str, frames: int, warned: int
 ) -> None:
     """vLLM counts by Qwen's rule: it matters to a run by transformers' where a video's time passes its space."""
-    server.models = {"data": [{"id": "m", "owned_by": "vllm"}]}
-    server.prompt_tokens = None
     counted, prompts, messages = video_questions(rule, frames)
-    told: list[str] = []
-    settings = RolloutSettings.model_validate(
-        {"engine": "server", "num_generations": 2, "max_new_tokens": 20, "server": {"url": server.url}}
-    )
-    engine = ServerEngine(counted, settings, 7, lambda: False, messages, Path("unused"), told.append)
+    lines: list[str] = []
+    settings = server_engine(server, rollout={"max_new_tokens": 20}).settings
+    engine = ServerEngine(counted, settings, 7, lambda: False, messages, Path("unused"), lines.append)
     for step in range(2):
         engine.generate(prompts, step)
-    lines = [line for line in told if "counts rotary positions by the rule qwen, this run by transformers" in line]
-    assert len(lines) == warned
-    assert all("sample 'x' is sampled at other positions" in li and "Set model.positions=qwen" in li for li in lines)
+    found = [line for line in lines if "counts rotary positions by the rule qwen, this run by transformers" in line]
+    assert len(found) == warned
+    assert all("sample 'x' is sampled at other positions" in li and "Set model.positions=qwen" in li for li in found)
 
 
-def test_one_request_brings_a_group(server: FakeServer) -> None:
-    engine = make_engine(server)
-    prompts, _ = questions()
-    groups = engine.generate(prompts, 3)
-    assert [[rollout.text for rollout in group] for group in groups] == [["a0", "a1", "a2", "a3"]] * 2
-    assert [body["n"] for body in server.asked] == [GENERATIONS] * 2
-    assert {body["seed"] for body in server.asked} == {rollout_key(7, 3, name, 0) % 2**53 for name in "xy"}
-    assert all(body["model"] == "tiny" and body["top_k"] == -1 for body in server.asked)
+def test_one_request_brings_a_group_that_the_policy_scores(server: OddServer) -> None:
+    prompts, _, texts = questions()
+    groups = server_engine(server).generate(prompts[:2], 3)
+    assert [body["n"] for body in server.bodies] == [GENERATIONS] * 2
+    assert {body["seed"] for body in server.bodies} == {rollout_key(7, 3, name, 0) % 2**53 for name in ("q0", "q1")}
+    assert all(body["model"] == "tiny" and body["top_k"] == -1 for body in server.bodies)
+    for prompt, group in zip(prompts, groups, strict=False):
+        assert len(group) == GENERATIONS
+        for rollout in group:
+            assert (texts[prompt.sample_id], tuple(rollout.token_ids.tolist())) in server.log
+            with torch.no_grad():
+                ((logprobs,),) = policy().logprobs([ResponseGroup(prompt, (rollout.token_ids,))])
+            torch.testing.assert_close(rollout.rollout_logprobs, logprobs, atol=1e-5, rtol=1e-4)
+            assert rollout.sampling_logprobs is None and rollout.entropies is None
+            assert rollout.finish_reason == "stop"
 
 
-def test_rollouts_are_scored_by_the_policy(server: FakeServer) -> None:
-    prompts, _ = questions()
-    (group, _) = make_engine(server).generate(prompts, 1)
-    end = policy().tokenizer.eos_token_id
-    for rollout in group:
-        expected = [*policy().tokenizer(rollout.text)["input_ids"], end]
-        assert rollout.token_ids.tolist() == expected and rollout.finish_reason == "stop"
-        with torch.no_grad():
-            ((logprobs,),) = policy().logprobs([ResponseGroup(prompts[0], (rollout.token_ids,))])
-        torch.testing.assert_close(rollout.rollout_logprobs, logprobs, atol=1e-5, rtol=1e-4)
-        assert rollout.sampling_logprobs is None and rollout.entropies is None
+def test_a_server_without_n_is_sent_a_request_for_each_rollout(server: OddServer) -> None:
+    def single(reply: Reply) -> None:
+        del reply.value["choices"][1:]
+
+    server.next_reply = lambda number: single
+    lines: list[str] = []
+    engine = server_engine(server, lines)
+    assert [len(group) for group in engine.generate(one(), 1)] == [GENERATIONS]
+    assert ["n" in body for body in server.bodies] == [True, False, False]
+    assert len({body["seed"] for body in server.bodies}) == GENERATIONS
+    engine.generate(one(), 2)
+    assert not any("n" in body for body in server.bodies[GENERATIONS:])
+    assert len(server.bodies) == 2 * GENERATIONS and sum("1 of 3 choices" in line for line in lines) == 1
 
 
-def test_a_server_without_n_is_asked_for_each_rollout(server: FakeServer) -> None:
-    server.honours_n = False
-    told: list[str] = []
-    engine = make_engine(server, told)
-    prompts, _ = questions()
-    assert [len(group) for group in engine.generate(prompts[:1], 1)] == [GENERATIONS]
-    assert ["n" in body for body in server.asked] == [True, False, False, False]
-    assert len({body["seed"] for body in server.asked}) == GENERATIONS
-    engine.generate(prompts[:1], 2)
-    assert not any("n" in body for body in server.asked[GENERATIONS:])
-    assert len(server.asked) == 2 * GENERATIONS and sum("1 of 4 choices" in line for line in told) == 1
-
-
-def test_failures_are_retried(server: FakeServer) -> None:
-    engine = make_engine(server)
-    server.fail_first = 1
-    assert len(engine.generate(questions()[0][:1], 1)[0]) == GENERATIONS
-    assert len(server.asked) == 2 and server.asked[0] == server.asked[1]
+MEMORY = {"error": {"message": "out of  memory"}}
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "requests", "message"),
+    ("change", "requests", "message"),
     [
-        ({"fail_first": 99}, 2, r"failed 2 times .* status 503: .*out of memory"),
-        ({"fail_first": 99, "status": 422}, 1, r"refused POST .* status 422: .*out of memory"),
-        ({"finish_reason": "abort"}, 2, r"failed 2 times at POST /chat/completions.*abort"),
-        ({"delay_seconds": 3.0}, 2, r"ReadTimeout.*rollout\.server\.timeout_seconds \(0\.2 now\)"),
+        (wire(status=503, value=MEMORY), 2, r"failed 2 times .* status 503: .*out of memory"),
+        (wire(status=422, value=MEMORY), 1, r"refused POST .* status 422: .*out of memory"),
+        (with_entries(finish_reason="abort"), 2, r"failed 2 times at POST /chat/completions.*abort"),
+        (wire(wait_seconds=1.0), 2, r"ReadTimeout.*rollout\.server\.timeout_seconds \(0\.2 now\)"),
+        # Every byte comes in time, the whole never would.
+        (wire(drip_seconds=0.1), 2, r"ReadTimeout.*rollout\.server\.timeout_seconds \(0\.2 now\)"),
+        (wire(value={"text": "hello"}), 2, "gave {'text': 'hello'} for 3 choices"),
     ],
 )
-def test_what_stops_the_run_is_told_in_the_servers_words(
-    server: FakeServer, behaviour: dict[str, Any], requests: int, message: str
+def test_an_error_has_the_servers_words(server: OddServer, change: Any, requests: int, message: str) -> None:
+    engine = server_engine(server, timeout_seconds=0.2 if "Timeout" in message else 600.0)
+    server.next_reply = lambda number: change
+    assert re.search(message, fault_or_error(engine, one()))
+    assert len(server.bodies) == requests
+
+
+def test_an_absence_costs_no_retry(server: OddServer) -> None:
+    engine = server_engine(server, retries=0, wait_seconds=30.0)
+
+    def leave(reply: Reply) -> None:
+        reply.status, server.away_gets = 503, 2
+
+    server.next_reply = lambda number: leave if number == 0 else None
+    assert len(engine.generate(one(), 1)[0]) == GENERATIONS
+    assert len(server.bodies) == 2 and server.away_gets == 0
+
+
+def test_a_request_that_always_takes_the_server_down_is_given_up(
+    server: OddServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(server, timeout_seconds=0.2 if "delay_seconds" in behaviour else 600.0)
-    for name, value in behaviour.items():
-        setattr(server, name, value)
-    with pytest.raises(ServerError, match=message):
-        engine.generate(questions()[0][:1], 1)
-    assert len(server.asked) == requests
-
-
-def test_an_absence_costs_no_retry(server: FakeServer) -> None:
-    engine = make_engine(server, retries=0, wait_seconds=30.0)
-    server.fail_first, server.away_gets = 1, 2
-    assert len(engine.generate(questions()[0][:1], 1)[0]) == GENERATIONS
-    assert len(server.asked) == 2 and server.away_gets == 0
-
-
-def test_a_request_that_always_takes_the_server_down_is_given_up(server: FakeServer) -> None:
     """The server comes back each time, and is away for longer than allowed in all."""
-    engine = make_engine(server, retries=0, wait_seconds=0.5)
+    monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.1)
+    engine = server_engine(server, retries=0, wait_seconds=0.5)
 
-    def answer_and_fall(body: dict[str, Any]) -> tuple[int, Any]:
-        server.asked.append(body)
-        server.away_gets = 2 if len(server.asked) < 20 else 0
-        return 503, {}
+    def fall(reply: Reply) -> None:
+        reply.status, server.away_gets = 503, 2 if len(server.bodies) < 20 else 0
 
-    server.answer = answer_and_fall  # type: ignore[method-assign]
+    server.next_reply = lambda number: fall
     with pytest.raises(ServerError, match=r"not answered for 0\.5 s \(status 503\)"):
-        engine.generate(questions()[0][:1], 1)
-    assert len(server.asked) > 1
+        engine.generate(one(), 1)
+    assert len(server.bodies) > 1
 
 
-def test_a_dead_server_stops_the_run_and_says_how_to_go_on(server: FakeServer) -> None:
-    told: list[str] = []
-    engine = make_engine(server, told, wait_seconds=1.0)
+def test_a_dead_server_stops_the_run_and_says_how_to_go_on(server: OddServer) -> None:
+    lines: list[str] = []
+    engine = server_engine(server, lines, wait_seconds=0.3)
     server.stop()
-    with pytest.raises(ServerError, match=rf"{re.escape(server.url)}: It has not answered for 1 s .*run\.resume=auto"):
-        engine.generate(questions()[0], 1)
-    assert sum("does not answer" in line and "waiting up to 1 s" in line for line in told) == 1
+    with pytest.raises(ServerError, match=rf"{re.escape(server.url)}: It has not answered for 0\.3 s .*run\.resume=au"):
+        engine.generate(questions()[0][:2], 1)
+    assert sum("does not answer" in line and "waiting up to 0.3 s" in line for line in lines) == 1
 
 
-def test_a_server_that_comes_back_is_waited_for(server: FakeServer) -> None:
-    class Told(list[str]):
+def test_a_server_that_comes_back_is_waited_for(server: OddServer) -> None:
+    class Lines(list[str]):
         def append(self, line: str) -> None:
             super().append(line)
             if "does not answer" in line:
                 server.start()
 
-    told = Told()
-    engine = make_engine(server, told, wait_seconds=30.0)
+    lines = Lines()
+    engine = server_engine(server, lines, wait_seconds=30.0)
     server.stop()
-    assert len(engine.generate(questions()[0][:1], 1)[0]) == GENERATIONS
-    assert sum("answers again" in line for line in told) == 1
+    assert len(engine.generate(one(), 1)[0]) == GENERATIONS
+    assert sum("answers again" in line for line in lines) == 1
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_a_stop_request_is_heard_while_waiting(server: FakeServer, is_away: bool) -> None:
-    asked_to_stop = threading.Event()
-    engine = make_engine(server, should_stop=asked_to_stop.is_set, wait_seconds=1000.0)
-    server.delay_seconds = 30.0
+def test_a_stop_request_is_heard_while_waiting(server: OddServer, is_away: bool) -> None:
+    stop = threading.Event()
+    engine = server_engine(server, should_stop=stop.is_set, wait_seconds=1000.0)
+    server.next_reply = lambda number: wire(wait_seconds=30.0)
     if is_away:
         server.stop()
-    threading.Timer(0.3, asked_to_stop.set).start()
+    threading.Timer(0.2, stop.set).start()
     with pytest.raises(InterruptedError):
-        engine.generate(questions()[0][:1], 1)
+        engine.generate(one(), 1)
 
 
 @pytest.mark.parametrize(
@@ -287,172 +209,144 @@ def test_a_stop_request_is_heard_while_waiting(server: FakeServer, is_away: bool
         (None, {"model": "large"}, r"'large', which the server does not serve\. It lists: tiny"),
     ],
 )
-def test_what_serves_no_such_model_is_refused_at_once(
-    server: FakeServer, models: Any, settings: dict[str, Any], message: str
+def test_a_server_without_the_model_is_refused_at_once(
+    server: OddServer, models: Any, settings: dict[str, Any], message: str
 ) -> None:
     server.models = server.models if models is None else models
     if "url" in settings:
         settings = {"url": server.url.removesuffix("/v1")}
     with pytest.raises(ServerError, match=message):
-        make_engine(server, **settings)
+        server_engine(server, **settings)
 
 
-@pytest.mark.parametrize("owner,at_once", [("someone", False), ("vllm", True)])
-def test_equal_choices_of_one_request_are_noticed(server: FakeServer, owner: str, at_once: bool) -> None:
-    """An unknown server is asked for single rollouts from then on."""
-    server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
-    server.texts = lambda index: "a b c d e f g h i"
-    told: list[str] = []
-    engine = make_engine(server, told)
-    for step in (1, 2):
-        engine.generate(questions()[0][:1], step)
-    assert "n" in server.asked[0] and ("n" in server.asked[1]) == at_once
-    assert len(server.asked) == (2 if at_once else 1 + GENERATIONS)
-    assert sum("are equal" in line for line in told) == (1 if at_once else 2)
-
-
-def test_short_equal_answers_say_nothing(server: FakeServer) -> None:
-    server.texts = lambda index: "a b"
-    told: list[str] = []
-    make_engine(server, told).generate(questions()[0][:1], 1)
-    assert not any("are equal" in line for line in told)
-
-
-def test_settings_an_unknown_server_may_ignore_are_named(server: FakeServer) -> None:
-    server.models = {"data": [{"id": "tiny"}]}
-    told: list[str] = []
-    make_engine(server, told, rollout={"top_k": 5, "min_p": 0.1})
-    assert "may ignore rollout.top_k, rollout.min_p" in told[0]
-
-
-def test_the_key_is_in_the_header_and_nowhere_else(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", " secret-1\n")
-    monkeypatch.setenv("MY_KEY", "secret-2")
-    prompts, _ = questions()
-    engine = make_engine(server)
-    engine.generate(prompts[:1], 1)
-    make_engine(server, api_key_variable="MY_KEY").generate(prompts[:1], 1)
-    assert server.keys == ["Bearer secret-1", "Bearer secret-2"]
-    said = {"error": "x" * (client.SHOWN_CHARACTERS - 30) + "Incorrect key secret-1, again: secret-1"}
-    for status in (401, 500, 200):
-        monkeypatch.setattr(server, "answer", lambda body, status=status: (status, said))
-        said_here = recorded_or_raised(engine, prompts[:1])
-        assert "Incorrect" in said_here and "secr" not in said_here
-    assert "secret" not in engine.settings.model_dump_json()
-
-
-@pytest.mark.parametrize("key", ["secret\nX-Other: 1", "secret–1", "secret\x7f"])
-def test_a_key_that_no_header_can_hold_is_refused_unseen(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds something other than printable ASCII") as caught:
-        make_engine(server)
-    assert "secret" not in str(caught.value)
-
-
-def test_a_named_variable_must_hold_a_key(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MY_KEY", raising=False)
-    with pytest.raises(ConfigError, match="MY_KEY, which is empty or not set"):
-        make_engine(server, api_key_variable="MY_KEY")
-
-
-@pytest.mark.parametrize(
-    "error", [httpx2.InvalidURL("Bearer k"), httpx2.LocalProtocolError("Bearer k"), UnicodeError("k")]
-)
-def test_a_request_that_cannot_be_sent_is_not_repeated(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    engine = make_engine(server, retries=9, wait_seconds=1000.0)
-    tries: list[str] = []
-
-    async def send(self: Any, request: httpx2.Request, **options: Any) -> None:
-        tries.append(str(request.url))
-        raise error
-
-    monkeypatch.setattr(httpx2.AsyncClient, "send", send)
-    with pytest.raises(ServerError, match="cannot be sent") as caught:
-        engine.generate(questions()[0][:1], 1)
-    assert len(tries) == 1 and "Bearer" not in str(caught.value) and caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize("owner", ["vllm", "sglang", "someone"])
-def test_a_turn_is_ruled_out_as_media_tokens_are(server: FakeServer, owner: str) -> None:
-    """Answers with one are refused, and so would cost another request."""
-    server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
-    make_engine(server).generate(questions()[0][:1], 1)
-    turn = policy().tokenizer.convert_tokens_to_ids("<|im_start|>")
-    ruled_out = {str(token): -100 for token in (*policy().media_token_ids, turn)}
-    assert server.asked[0]["logit_bias"] == ruled_out and len(ruled_out) == len(policy().media_token_ids) + 1
-
-
-def test_a_turn_is_ruled_out_at_transformers_serve(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    server.load_by_name()
-    monkeypatch.setattr(policy().model, "name_or_path", str(ROOT / "assets" / "tiny-qwen2_5-vl"))
-    make_engine(server, home=tmp_path).generate(questions()[0][:1], 1)
-    suppressed = json.loads(server.asked[0]["generation_config"])["suppress_tokens"]
-    assert policy().tokenizer.convert_tokens_to_ids("<|im_start|>") in suppressed
-    assert set(policy().media_token_ids) <= set(suppressed)
-
-
-def test_bodies_are_made_when_their_turn_comes(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts, messages = questions()
-    engine = make_engine(server, concurrency=1)
-    made: list[tuple[int, bool]] = []
-
-    def recorded(prompt: Prompt, kind: Kind) -> list[dict[str, Any]]:
-        made.append((len(server.asked), threading.current_thread() is threading.main_thread()))
-        return messages(prompt, kind)
-
-    recorded.fields = messages.fields  # type: ignore[attr-defined]
-    monkeypatch.setattr(engine._generator, "messages", recorded)
-    engine.generate(prompts, 1)
-    assert made == [(0, False), (1, False)]
-
-
-def test_answers_without_choices_are_refused(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(server)
-    monkeypatch.setattr(server, "answer", lambda body: (200, {"text": "hello"}))
-    assert "gave {'text': 'hello'}" in recorded_or_raised(engine, questions()[0][:1])
-
-
-def test_a_prompt_of_another_length_is_refused(server: FakeServer) -> None:
-    prompts, _ = questions()
-    engine = make_engine(server)
-    server.prompt_tokens = prompts[0].num_tokens
-    engine.generate(prompts[:1], 1)
-    server.prompt_tokens += 5
-    with pytest.raises(ServerError, match=f"of {server.prompt_tokens} tokens, .* scores {prompts[0].num_tokens}"):
-        engine.generate(prompts[:1], 1)
-
-
-def test_no_address_is_a_config_error(server: FakeServer) -> None:
+def test_no_url_is_a_config_error() -> None:
     settings = RolloutSettings(engine="server")
     with pytest.raises(ConfigError, match=r"rollout\.server\.url is not set"):
         ServerEngine(policy(), settings, 0, lambda: False, questions()[1], Path("unused"), print)
 
 
-def test_the_lag_of_weights_nobody_knows_is_not_reported(server: FakeServer) -> None:
-    told: list[str] = []
-    assert make_engine(server, told).lag_steps is None
-    assert "weights it was started with" in told[0]
+@pytest.mark.parametrize(
+    ("owner", "at_once", "words"), [("a", 0, "abcdefghi"), ("vllm", 1, "abcdefghi"), ("a", 1, "a")]
+)
+def test_equal_choices_of_one_request_are_noticed(server: OddServer, owner: str, at_once: int, words: str) -> None:
+    """An unknown server is sent single requests from then on; short answers may be equal."""
+    server.exact = False
+    owned_by(server, owner)
+
+    def equal(reply: Reply) -> None:
+        for choice in reply.value["choices"]:
+            choice["message"]["content"] = " ".join(words)
+
+    server.next_reply = lambda number: equal
+    lines: list[str] = []
+    engine = server_engine(server, lines)
+    for step in (1, 2):
+        engine.generate(one(), step)
+    assert "n" in server.bodies[0] and ("n" in server.bodies[1]) == at_once
+    assert len(server.bodies) == (2 if at_once else 1 + GENERATIONS)
+    assert sum("are equal" in line for line in lines) == (0 if words == "a" else 1 if at_once else 2)
+
+
+def test_settings_an_unknown_server_may_ignore_are_named(server: OddServer) -> None:
+    owned_by(server, "someone")
+    lines: list[str] = []
+    server_engine(server, lines, rollout={"top_k": 5, "min_p": 0.1})
+    assert "may ignore rollout.top_k, rollout.min_p" in lines[0]
+
+
+def test_the_key_is_in_the_header_and_nowhere_else(server: OddServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " secret-1\n")
+    monkeypatch.setenv("MY_KEY", "secret-2")
+    engine = server_engine(server)
+    engine.generate(one(), 1)
+    server_engine(server, api_key_variable="MY_KEY").generate(one(), 1)
+    assert server.keys == ["Bearer secret-1", "Bearer secret-2"]
+    value = {"error": "x" * (client.SHOWN_CHARACTERS - 30) + "Incorrect key secret-1, again: secret-1"}
+    for status in (401, 500, 200):
+        server.next_reply = lambda number, status=status: wire(status=status, value=value)
+        message = fault_or_error(engine, one())
+        assert "Incorrect" in message and "secr" not in message
+    assert "secret" not in engine.settings.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "message"),
+    [
+        ("OPENAI_API_KEY", "secret\nX-Other: 1", "holds something other than printable ASCII"),
+        ("OPENAI_API_KEY", "secret–1", "holds something other than printable ASCII"),
+        ("MY_KEY", " ", "MY_KEY, which is empty or not set"),
+    ],
+)
+def test_a_key_that_cannot_be_sent_is_refused_unseen(
+    server: OddServer, monkeypatch: pytest.MonkeyPatch, name: str, key: str, message: str
+) -> None:
+    monkeypatch.setenv(name, key)
+    with pytest.raises(ConfigError, match=message) as caught:
+        server_engine(server, api_key_variable=name)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [httpx2.InvalidURL("Bearer k"), httpx2.LocalProtocolError("Bearer k")])
+def test_a_request_that_cannot_be_sent_is_not_repeated(
+    server: OddServer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    engine = server_engine(server, retries=9, wait_seconds=1000.0)
+    urls: list[str] = []
+
+    async def send(self: Any, request: httpx2.Request, **options: Any) -> None:
+        urls.append(str(request.url))
+        raise error
+
+    monkeypatch.setattr(httpx2.AsyncClient, "send", send)
+    with pytest.raises(ServerError, match="cannot be sent") as caught:
+        engine.generate(one(), 1)
+    assert len(urls) == 1 and "Bearer" not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_a_turn_is_ruled_out_as_media_tokens_are(server: OddServer) -> None:
+    """Answers with one are refused, and so would cost another request."""
+    server_engine(server).generate(one(), 1)
+    turn = policy().tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert server.bodies[0]["logit_bias"] == {str(token): -100 for token in (*policy().media_token_ids, turn)}
+
+
+def test_bodies_are_made_when_a_slot_is_free(server: OddServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, messages, _ = questions()
+    engine = server_engine(server, concurrency=1)
+    made: list[tuple[int, bool]] = []
+
+    def recorded(prompt: Prompt, kind: Kind) -> list[dict[str, Any]]:
+        made.append((len(server.bodies), threading.current_thread() is threading.main_thread()))
+        return messages(prompt, kind)
+
+    recorded.fields = messages.fields  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine._generator, "messages", recorded)
+    engine.generate(prompts[:2], 1)
+    assert made == [(0, False), (1, False)]
+
+
+def test_unknown_weights_have_no_lag(server: OddServer) -> None:
+    lines: list[str] = []
+    assert server_engine(server, lines).lag_steps is None
+    assert "weights it was started with" in lines[0]
 
 
 def test_weights_that_were_trained_since_the_last_checkpoint_lag(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: OddServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    server.load_by_name()
-    checkpoint = ROOT / "assets" / "tiny-qwen2_5-vl"
-    monkeypatch.setattr(policy().model, "name_or_path", str(checkpoint))
-    engine = make_engine(server, home=tmp_path)
+    """At ``transformers serve``, which is sent folders, and no ``n``; it rules out turns, too."""
+    server.exact = False
+    server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
+    monkeypatch.setattr(policy().model, "name_or_path", str(TINY))
+    engine = server_engine(server, home=tmp_path)
     assert engine.lag_steps == 0
     monkeypatch.setattr(policy(), "_weights_version", policy().weights_version + 2)
-    engine.generate(questions()[0][:1], 1)
-    assert engine.lag_steps == 2 and "n" not in server.asked[0]
-    assert Path(server.asked[0]["model"]).parent == tmp_path
-    engine.use_checkpoint(checkpoint)
+    engine.generate(one(), 1)
+    (*_, body) = server.bodies
+    assert engine.lag_steps == 2 and "n" not in body and Path(body["model"]).parent == tmp_path
+    suppressed = json.loads(body["generation_config"])["suppress_tokens"]
+    assert {policy().tokenizer.convert_tokens_to_ids("<|im_start|>"), *policy().media_token_ids} == set(suppressed)
+    engine.use_checkpoint(TINY)
     assert engine.lag_steps == 0
 
 
@@ -476,3 +370,259 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     with pytest.raises(type(error)):
         trainer.run(StepLogs())
     assert saved == [1]
+
+
+def test_a_bomb_is_never_decompressed_as_a_whole() -> None:
+    class Chunks(httpx2.AsyncByteStream):
+        def __init__(self, data: bytes):
+            self.pieces = [data[start : start + 2**16] for start in range(0, len(data), 2**16)]
+
+        async def __aiter__(self) -> Any:
+            for piece in self.pieces:
+                yield piece
+
+    async def read(data: bytes) -> int:
+        body = BoundedBody(Chunks(data), "gzip", 2**20, "rollout.server.max_answer_mb")
+        return sum([len(piece) async for piece in body])
+
+    packed = bomb()
+    tracemalloc.start()
+    with pytest.raises(UnreadableResponse, match=r"more than 1 MiB \(rollout\.server\.max_answer_mb\)"):
+        asyncio.run(read(packed))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
+    assert asyncio.run(read(gzip.compress(b"x" * 10**6))) == 10**6
+
+
+def test_a_schema_of_no_charset_of_text_is_read(server: OddServer) -> None:
+    server.schema = Reply({"paths": {}}, {}, headers={"Content-Type": "application/json; charset=rot13"})
+    assert server_engine(server).server.kind == "vllm"
+
+
+@pytest.mark.parametrize(("longest", "paused"), [(1000.0, 7.0), (3.0, 3.0), (0.01, None)])
+def test_a_server_is_left_alone_as_long_as_it_requests(
+    server: OddServer, monkeypatch: pytest.MonkeyPatch, longest: float, paused: float | None
+) -> None:
+    """Logged once, if it is long."""
+    lines: list[str] = []
+    engine = server_engine(server, lines, retries=2)
+    pauses: list[float] = []
+    sleep = client.asyncio.sleep
+
+    async def recorded(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(client.asyncio, "sleep", recorded)
+    monkeypatch.setattr("vlm_pg.http.client.LONGEST_PAUSE_SECONDS", longest)
+    server.next_reply = lambda number: wire(status=429, headers={"Retry-After": "7"}) if number < 2 else None
+    engine.generate(one(), 1)
+    assert [seconds for seconds in pauses if seconds >= 1] == ([] if paused is None else [paused] * 2)
+    found = [line for line in lines if "pause" in line]
+    assert len(found) == (longest > 5)
+    expected = f"the server at {server.url} asks for a pause (status 429, Retry-After): waiting 7 s"
+    assert all(expected in line for line in found)
+
+
+def test_what_retry_after_says() -> None:
+    def seconds(value: str) -> float:
+        return retry_after_seconds(httpx2.Response(429, headers={"Retry-After": value}))
+
+    assert seconds("12") == 12.0 and seconds(" 3 ") == 3.0
+    assert 50 < seconds(formatdate(time.time() + 60, usegmt=True)) < 61
+    for odd in ("", "soon", "-5", "1e9", "nan", "Wed, 21 Oct 2015 07:28:00 GMT"):
+        assert seconds(odd) == 0.0
+
+
+def unusable_for(*numbers: int) -> Any:
+    """Answers to these questions do not fit."""
+
+    def change(reply: Reply) -> None:
+        if any(is_about(reply, number) for number in numbers):
+            reply.value["choices"][0] |= {"token_ids": []}
+
+    return lambda number: change
+
+
+def test_a_question_without_a_usable_answer_is_left_out_and_recorded(server: OddServer) -> None:
+    """Also where it is the only one of its step: a resumed run would repeat it under the same seeds."""
+    engine = server_engine(server)
+    server.next_reply = unusable_for(1)
+    groups = engine.generate(questions()[0][:3], 1)
+    assert [len(group) for group in groups] == [3, 0, 3]
+    (fault,) = engine.take_faults()
+    assert (fault.sample_id, fault.reason, fault.where) == ("q1", UNUSABLE, server.url)
+    assert f"Server {server.url}: Sample 'q1': token_ids is empty beside the text" in fault.message
+    assert engine.take_faults() == [] and reported(engine)[RETRIED] >= 1
+    assert engine.generate(one(1), 1) == [()] and len(engine.take_faults()) == 1
+    assert engine.generate([], 1) == [] and engine.take_faults() == []
+
+
+def test_many_questions_in_a_row_without_a_usable_answer_end_the_run(server: OddServer) -> None:
+    """Counted over calls; one usable answer between, and the count begins anew."""
+    engine = server_engine(server, retries=0)
+    server.next_reply = unusable_for(0)
+    for step in range(MOST_IN_A_ROW - 1):
+        engine.generate(one(), step)
+    engine.generate(one(1), 1)
+    for step in range(MOST_IN_A_ROW - 1):
+        engine.generate(one(), step)
+    assert len(engine.take_faults()) == 2 * (MOST_IN_A_ROW - 1)
+    with pytest.raises(ServerError) as caught:
+        engine.generate(one(), 99)
+    parts = (server.url, f"to {MOST_IN_A_ROW} questions in a row", "sent up to 1 times", "run.resume=auto")
+    for part in (*parts, "The last error: ", "token_ids is empty beside the text"):
+        assert part in str(caught.value)
+
+
+def test_questions_of_one_call_count_in_their_order(server: OddServer) -> None:
+    engine = server_engine(server, retries=0)
+    numbers = range(2 * MOST_IN_A_ROW - 1)
+    server.next_reply = unusable_for(*(number for number in numbers if number != MOST_IN_A_ROW - 1))
+    groups = engine.generate(questions()[0][: len(numbers)], 1)
+    assert [number for number, group in enumerate(groups) if group] == [MOST_IN_A_ROW - 1]
+    assert len(engine.take_faults()) == 2 * (MOST_IN_A_ROW - 1)
+    with pytest.raises(ServerError, match="questions in a row"):
+        engine.generate(one(), 2)
+
+
+def test_an_unusable_answer_is_requested_again_under_other_seeds(server: OddServer) -> None:
+    engine = server_engine(server, retries=3)
+    server.next_reply = unusable_for(0)
+    assert engine.generate(one(), 1) == [()]
+    assert server.bodies[0]["n"] == 3 and "n" not in server.bodies[1]
+    assert len({body["seed"] for body in server.bodies}) == len(server.bodies) == 4
+
+
+def test_divergence_is_the_kl_of_the_reported_log_probabilities() -> None:
+    """By hand: d = 0.1 and -0.2. vLLM writes -9999.0 for an unknown one: it would carry a mean beyond any bound."""
+    found = divergence([(-1.0, -2.0), None], [torch.tensor([-0.9, -2.2, -7.0]), torch.tensor([-1.0])])
+    expected = torch.tensor([0.1, -0.2], dtype=torch.float64)
+    assert found.tokens == 2 and found.largest == pytest.approx(0.2, abs=1e-6)
+    assert found.kl == pytest.approx(float((expected.exp() - 1 - expected).sum()), abs=1e-6)
+    assert (found + found).mean == pytest.approx(found.mean) and Divergence().mean == 0.0
+    assert divergence([(-9e3,)], [torch.tensor([-1.0])]).kl == pytest.approx(torch.tensor(20.0).exp().item(), rel=1e-6)
+    ours = [torch.full((2001,), -1.0), torch.tensor([-1.0])]
+    assert divergence([(*[-1.0] * 2000, -9999.0), (-9999.0,)], ours) == Divergence(2000, 0.0, 0.0)
+    assert divergence([None, (-9999.0,)], ours) == divergence([None, None], ours) == Divergence()
+
+
+class TruthfulServer(OddServer):
+    """Says the log-probabilities of a policy, ``off`` nats away from it and divided by ``temperature``, or nothing."""
+
+    off, temperature, says = 0.0, 1.0, True
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        reply = super().reply(body)
+        text = body["messages"][-1]["content"][-1]["text"]
+        prompt = next(prompt for prompt in questions()[0] if questions()[2][prompt.sample_id] == text)
+        responses = tuple(torch.tensor(choice["token_ids"]) for choice in reply.value["choices"])
+        with torch.no_grad():
+            (scored,) = policy().logprobs([ResponseGroup(prompt, responses)], temperature=self.temperature)
+        for choice, values in zip(reply.value["choices"], scored, strict=True):
+            numbers = [min(0.0, value - self.off) if self.says else None for value in values.tolist()]
+            choice["logprobs"] = {"content": [{"logprob": number} for number in numbers]}
+        return reply
+
+
+@pytest.fixture
+def truthful(server: OddServer) -> Any:
+    made = TruthfulServer()
+    yield made
+    made.stop()
+
+
+def checked(server: OddServer, lines: list[str], **rollout: Any) -> ServerEngine:
+    return server_engine(server, lines, rollout=rollout, max_divergence=0.5)
+
+
+def generate(engine: ServerEngine, step: int, count: int = 10) -> None:
+    groups = engine.generate(questions()[0][:count], step)
+    assert count < 10 or sum(len(rollout.token_ids) for group in groups for rollout in group) > 100
+
+
+@pytest.mark.parametrize(("temperature", "scaled"), [(1.0, 1.0), (0.7, 1.0), (0.7, 0.7)])
+def test_a_server_with_these_weights_is_not_warned_of(
+    truthful: TruthfulServer, temperature: float, scaled: float
+) -> None:
+    """Log-probabilities of the logits, or divided by the temperature."""
+    lines: list[str] = []
+    engine, truthful.temperature = checked(truthful, lines, temperature=temperature), scaled
+    generate(engine, 1)
+    assert reported(engine)[DIVERGENCE] < 1e-6 and not any("other weights" in line for line in lines)
+    assert DIVERGENCE not in reported(engine)
+
+
+def test_a_server_with_other_weights_is_warned_of_once_and_stopped_beyond_the_bound(truthful: TruthfulServer) -> None:
+    """Two calls in a row; one of few tokens neither counts nor stands between."""
+    lines: list[str] = []
+    engine, truthful.off = checked(truthful, lines), 0.3
+    for step in (1, 2):
+        generate(engine, step)
+    (line,) = [line for line in lines if "other weights" in line]
+    assert f"the server at {truthful.url} samples from other weights than the trainer's" in line and "0.0499" in line
+    for step, off in enumerate((1.2, 0.0, 1.2)):
+        truthful.off = off
+        generate(engine, step)
+    generate(engine, 4, count=1)
+    with pytest.raises(
+        ServerError, match=r"KL of 1\.12 nats a token.*in 2 calls running.*max_divergence=0\.5\. Start it on the newest"
+    ):
+        generate(engine, 5)
+
+
+def test_an_excess_is_checked_again_at_once(truthful: TruthfulServer) -> None:
+    """At another temperature than 1 only some calls are compared, and else the second might never come."""
+    engine, truthful.off = checked(truthful, [], temperature=0.7), 2.0
+    generate(engine, 1)
+    with pytest.raises(ServerError, match="in 2 calls running"):
+        generate(engine, 2)
+
+
+@pytest.mark.parametrize("setting", [{"repetition_penalty": 1.1}, {"min_new_tokens": 1}], ids=str)
+def test_no_run_ends_for_what_its_own_settings_may_do_to_log_probabilities(
+    truthful: TruthfulServer, setting: dict[str, Any]
+) -> None:
+    lines: list[str] = []
+    engine, truthful.off = checked(truthful, lines, **setting), 1.2
+    for step in range(3):
+        generate(engine, step)
+    (line,) = [line for line in lines if "other weights" in line]
+    assert "may sample from other weights than the trainer's" in line
+    assert f"or it reports log-probabilities behind rollout.{next(iter(setting))}, which this run sets" in line
+    assert "KL of 1.12 nats a token" in line and "not stopped" in line
+    assert reported(engine)[DIVERGENCE] > 1.0
+
+
+@pytest.mark.parametrize("setting,scored_again", [({}, 2), ({"top_k": 5}, 1)], ids=str)
+def test_scoring_again_serves_a_stop_alone(setting: dict[str, Any], scored_again: int) -> None:
+    """At temperature 0.7; where the run is not stopped anyway, nothing has to be confirmed."""
+    settings = RolloutSettings.model_validate({"temperature": 0.7, "mismatch_every": 0} | setting)
+    check = WeightsCheck("http://there/v1", "vllm", settings, lambda topic, line: None)
+    ours, calls = torch.full((100,), -1.0), []
+
+    def unscaled() -> list[torch.Tensor]:
+        calls.append(1)
+        return [ours]
+
+    check.compare([(-3.0,) * 100], [ours], unscaled, 0.7, 1)
+    with nullcontext() if setting else pytest.raises(ServerError, match="in 2 calls running"):
+        check.compare([(-3.0,) * 100], [ours], unscaled, 0.7, 2)
+    assert len(calls) == scored_again
+
+
+def test_a_server_that_says_no_log_probabilities_is_named_once(truthful: TruthfulServer, server: OddServer) -> None:
+    """Not one that is not asked for them."""
+    lines: list[str] = []
+    engine, truthful.says = checked(truthful, lines), False
+    for step in range(2):
+        generate(engine, step, count=2)
+    (line,) = [line for line in lines if "log-probabilities" in line]
+    assert f"the server at {truthful.url} (vllm) was asked for log-probabilities and gave none" in line
+    assert "not checked" in line and DIVERGENCE not in reported(engine)
+    lines.clear()
+    owned_by(server, "someone")
+    server.exact = False
+    generate(server_engine(server, lines), 1, count=2)
+    assert not any("log-probabilities" in line for line in lines)

@@ -3,8 +3,9 @@
 Sums, norms, gates, rotary positions, storing of keys and values, and merging attention's parts take torch some sixty
 kernels a layer, each of which reads and writes memory. Here they are torch operators ("vlm_pg::..."), which dispatch
 modes see. They round where transformers' modules round; a compiler may leave out roundings between two operations
-(``tests/unit/rollout/test_fused.py`` says which), so a step is nearer to exact arithmetic than other passes through the
-same layers, by no more than the dtype's own error. Products and sums are not fused, whatever Triton's default is.
+(``tests/unit/rollout/test_compiled_kernels.py`` says which), so a step is nearer to exact arithmetic than other passes
+through the same layers, by no more than the dtype's own error. Products and sums are not fused, whatever Triton's
+default is.
 Importing a file with a kernel needs Triton, which comes with torch's builds for GPUs; ``choice`` says where they run.
 """
 

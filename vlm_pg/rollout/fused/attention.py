@@ -28,31 +28,31 @@ def attended_part(  # type: ignore[no-untyped-def]
     row, head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     first, length = part * KEYS, tl.load(lengths + row)
     repeat, column = tl.arange(0, HEADS), tl.arange(0, ROOM)
-    asked = head * REPEATS + repeat
+    query_head = head * REPEATS + repeat
     inside = (repeat < REPEATS)[:, None] & (column < SIZE)[None, :]
-    queries = tl.load(q + row * q_row + asked[:, None] * q_head + column[None, :], mask=inside, other=0.0)
+    queries = tl.load(q + row * q_row + query_head[:, None] * q_head + column[None, :], mask=inside, other=0.0)
     top = tl.full((HEADS,), float("-inf"), tl.float32)
     weight = tl.zeros((HEADS,), tl.float32)
     total = tl.zeros((HEADS, ROOM), tl.float32)
     begin = row * key_row + head * SIZE
     for start in range(first, min(first + KEYS, length), BLOCK):
         token = start + tl.arange(0, BLOCK)
-        place = begin + token[:, None] * key_token + column[None, :]
+        offset = begin + token[:, None] * key_token + column[None, :]
         there = (token < length)[:, None] & (column < SIZE)[None, :]
-        key = tl.load(keys + place, mask=there, other=0.0)
+        key = tl.load(keys + offset, mask=there, other=0.0)
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
         scores = tl.where((token < length)[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         shares = tl.exp(scores - higher[:, None])
         before = tl.exp(top - higher)
-        value = tl.load(values + place, mask=there, other=0.0)
+        value = tl.load(values + offset, mask=there, other=0.0)
         total = total * before[:, None] + tl.dot(shares.to(value.dtype), value, input_precision="ieee")
         weight = weight * before + tl.sum(shares, 1)
         top = higher
     # A part behind the row's length has no keys, and a log-sum-exp of -inf.
-    place = ((part * rows + row) * K * REPEATS + asked[:, None]) * SIZE + column[None, :]
-    tl.store(out + place, total / weight[:, None], mask=inside & (weight > 0.0)[:, None])
-    tl.store(out_lse + (part * K * REPEATS + asked) * rows + row, top + tl.log(weight), mask=repeat < REPEATS)
+    offset = ((part * rows + row) * K * REPEATS + query_head[:, None]) * SIZE + column[None, :]
+    tl.store(out + offset, total / weight[:, None], mask=inside & (weight > 0.0)[:, None])
+    tl.store(out_lse + (part * K * REPEATS + query_head) * rows + row, top + tl.log(weight), mask=repeat < REPEATS)
 
 
 @torch.library.custom_op("vlm_pg::own_attention", mutates_args=())
@@ -105,7 +105,7 @@ def joined(total, weight, top, values, lse):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def merged_head(  # type: ignore[no-untyped-def]
-    own, own_lse, parts, parts_lse, places, out, out_lse, rows, own_parts, pieces, lse_part, lse_head, lse_row,
+    own, own_lse, parts, parts_lse, starts, out, out_lse, rows, own_parts, pieces, lse_part, lse_head, lse_row,
     part_row, part_head, part_lse_head, part_lse_row,
     N: tl.constexpr, REPEATS: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, PARTS: tl.constexpr,
     PIECES: tl.constexpr,
@@ -114,29 +114,29 @@ def merged_head(  # type: ignore[no-untyped-def]
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, ROOM)
     inside = column < SIZE
-    place = row * N + head
+    offset = row * N + head
     own_lse += head * lse_head + row * lse_row
-    total = tl.load(own + place * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(own + offset * SIZE + column, mask=inside, other=0.0).to(tl.float32)
     top = tl.load(own_lse)
     weight = 1.0
     for start in range(1, own_parts, PARTS):
         part = start + tl.arange(0, PARTS)
         lse = tl.load(own_lse + part * lse_part, mask=part < own_parts, other=float("-inf"))
         masked = (lse > float("-inf"))[:, None] & inside[None, :]
-        given = own + (part.to(tl.int64)[:, None] * rows * N + place) * SIZE + column[None, :]
+        given = own + (part.to(tl.int64)[:, None] * rows * N + offset) * SIZE + column[None, :]
         total, weight, top = joined(total, weight, top, tl.load(given, mask=masked, other=0.0), lse)
     parts += (head // REPEATS) * part_head
     parts_lse += (head // REPEATS) * part_lse_head
     for start in range(0, pieces, PIECES):
         piece = start + tl.arange(0, PIECES)
-        first = tl.load(places + piece * rows + row, mask=piece < pieces, other=-1).to(tl.int64)
+        first = tl.load(starts + piece * rows + row, mask=piece < pieces, other=-1).to(tl.int64)
         there = first >= 0
         first += head % REPEATS
         lse = tl.load(parts_lse + first * part_lse_row, mask=there, other=float("-inf"))
         masked = there[:, None] & inside[None, :]
         given = parts + first[:, None] * part_row + column[None, :]
         total, weight, top = joined(total, weight, top, tl.load(given, mask=masked, other=0.0), lse)
-    tl.store(out + place * SIZE + column, (total / weight).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset * SIZE + column, (total / weight).to(out.dtype.element_ty), mask=inside)
     tl.store(out_lse + head * rows + row, top + tl.log(weight))
 
 
@@ -146,7 +146,7 @@ def merge_parts(
     own_lse: torch.Tensor,
     parts: torch.Tensor,
     parts_lse: torch.Tensor,
-    places: torch.Tensor,
+    starts: torch.Tensor,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Results over disjoint keys, joined as ``merge_`` of ``attention/grouped.py`` does, all at once and rounded once.
@@ -157,7 +157,7 @@ def merge_parts(
         own_lse: fp32 [S, N, R]; -inf: over none.
         parts: [T, K, H], the N / K query heads of a key-value head as rows one after the other.
         parts_lse: fp32 [K, T].
-        places: int32 [P, R] contiguous, the first row of ``parts`` for each piece and row; -1: the row has none.
+        starts: int32 [P, R] contiguous, the first row of ``parts`` for each piece and row; -1: the row has none.
         dtype: of the result.
 
     Returns:
@@ -169,11 +169,11 @@ def merge_parts(
         return out, out_lse
     assert own.is_contiguous() and parts.stride(2) == 1
     room = triton.next_power_of_2(size)
-    at_once = [max(1, min(triton.next_power_of_2(count), HELD // room)) for count in (len(own) - 1, len(places))]
+    at_once = [max(1, min(triton.next_power_of_2(count), HELD // room)) for count in (len(own) - 1, len(starts))]
     strides = (*own_lse.stride(), parts.stride(0), parts.stride(1), *parts_lse.stride())
     with torch.cuda.device_of(own):
         merged_head[(rows, heads)](
-            own, own_lse, parts, parts_lse, places, out, out_lse, rows, len(own), len(places), *strides, heads,
+            own, own_lse, parts, parts_lse, starts, out, out_lse, rows, len(own), len(starts), *strides, heads,
             heads // parts.shape[1], size, room, *at_once, enable_fp_fusion=False,
         )  # fmt: skip
     return out, out_lse

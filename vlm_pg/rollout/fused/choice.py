@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -23,16 +23,10 @@ if TYPE_CHECKING:
     from vlm_pg.rollout.fused.layers import DeferredRotation
 
 # Of each language model, by device and dtype: the kernels that are not used, and why.
-_REFUSED: WeakKeyDictionary[torch.nn.Module, dict[tuple[torch.device, torch.dtype], dict[str, str]]] = (
-    WeakKeyDictionary()
-)
+_Refused = dict[tuple[torch.device, torch.dtype], dict[str, str]]
+_REFUSED: WeakKeyDictionary[torch.nn.Module, _Refused] = WeakKeyDictionary()
 # With the parts of ``Liger`` that they replace, too.
-_OF_LAYERS: dict[str, set[str]] = {
-    NORMS: {"rms_norm", "rms_norm_around_one"},
-    SUMS: set(),
-    GATES: {"swiglu"},
-    ROTATION: {"rope"},
-}
+_OF_LAYERS = {NORMS: {"rms_norm", "rms_norm_around_one"}, SUMS: set[str](), GATES: {"swiglu"}, ROTATION: {"rope"}}
 
 
 @dataclass(frozen=True)
@@ -112,10 +106,10 @@ def _off_because(policy: Policy, settings: RolloutSettings) -> str | None:
 
 def _refused(policy: Policy) -> dict[str, str]:
     known = _REFUSED.setdefault(policy.language_model, {})
-    place = (policy.device, policy.dtype)
-    if place not in known:
-        known[place] = judged(policy.language_model, policy.device, policy.dtype)
-    return known[place]
+    key = (policy.device, policy.dtype)
+    if key not in known:
+        known[key] = judged(policy.language_model, *key)
+    return known[key]
 
 
 @torch.no_grad()
@@ -129,15 +123,14 @@ def judged(language_model: torch.nn.Module, device: torch.device, dtype: torch.d
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(device, dtype)
 
-    refused = faults({kernel: partial(_trials, kernel, language_model, random) for kernel in KERNELS})
+    def trials(kernel: str) -> Iterator[Trial]:
+        from vlm_pg.rollout.fused.trials import TRIALS  # needs Triton
+
+        yield from TRIALS[kernel](language_model, random)
+
+    refused = faults({kernel: partial(trials, kernel) for kernel in KERNELS})
     # Norms take what sums leave for them; own tokens come in parts.
     for kernel, needed in ((SUMS, NORMS), (OWN, MERGING)):
         if needed in refused:
             refused.setdefault(kernel, f"with {needed}")
     return refused
-
-
-def _trials(kernel: str, language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    from vlm_pg.rollout.fused.trials import TRIALS  # needs Triton
-
-    yield from TRIALS[kernel](language_model, random)

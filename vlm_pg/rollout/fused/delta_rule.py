@@ -29,13 +29,13 @@ def one_token(  # type: ignore[no-untyped-def]
     q = tl.load(query + head * KEY + rows, mask=in_key, other=0.0).to(tl.float32)
     k = k * tl.rsqrt(tl.sum(k * k, 0) + epsilon)
     q = q * (tl.rsqrt(tl.sum(q * q, 0) + epsilon) * scale)
-    places = state + head * (KEY * VALUE) + rows[:, None] * VALUE + columns[None, :]
+    pointers = state + head * (KEY * VALUE) + rows[:, None] * VALUE + columns[None, :]
     inside = in_key[:, None] & in_value[None, :]
-    s = tl.load(places, mask=inside, other=0.0) * tl.exp(tl.load(log_decay + head).to(tl.float32))
+    s = tl.load(pointers, mask=inside, other=0.0) * tl.exp(tl.load(log_decay + head).to(tl.float32))
     v = tl.load(value + head * VALUE + columns, mask=in_value, other=0.0).to(tl.float32)
     delta = (v - tl.sum(s * k[:, None], 0)) * tl.load(beta + head).to(tl.float32)
     s += k[:, None] * delta[None, :]
-    tl.store(places, s, mask=inside)
+    tl.store(pointers, s, mask=inside)
     tl.store(out + head * VALUE + columns, tl.sum(s * q[:, None], 0), mask=in_value)
 
 

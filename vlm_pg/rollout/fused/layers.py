@@ -7,6 +7,7 @@ Hooks of modules and adapters of linear layers run as usual.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from types import FunctionType, MethodType, TracebackType
 from typing import Any, NamedTuple
 
@@ -38,39 +39,42 @@ class FusedLayers:
     def __init__(self, language_model: Any, kinds: Collection[str]):
         self._sums = ResidualSums()
         modules = list(language_model.modules())
-        self._places = [place for module in modules for place in _replaced(module, kinds, self._sums)]
+        self._replaced: list[_Replacement] = []
+        for module in modules:
+            if "norms" in kinds and is_norm(module):
+                self._replaced.append((module, _forward_name(module), partial(normed, module, self._sums)))
+            elif "gates" in kinds and is_gated(module):
+                self._replaced.append((module, _forward_name(module), partial(gated, module)))
         if "residual sums" in kinds:
             layers = list(getattr(language_model, "layers", ()))
             followed_by = [getattr(layer, "input_layernorm", None) for layer in layers[1:]]
             for layer, following in zip(layers, [*followed_by, language_model.norm], strict=True):
                 if has_sums(layer):
-                    self._places.append((layer, _forward_name(layer), layer_of(layer, self._sums, following)))
+                    self._replaced.append((layer, _forward_name(layer), layer_of(layer, self._sums, following)))
         self.deferred: DeferredRotation | None = None
         if "rotary positions" in kinds:
             self.deferred = DeferredRotation(self)
             for attention in filter(rotates, modules):
-                self._places += deferred_of(attention, self.deferred, "norms" in kinds)
+                self._replaced += deferred_of(attention, self.deferred, "norms" in kinds)
         self._packed, _ = packed_linears(language_model)
-        self._places += [(layer, "forward", forward) for one in self._packed for layer, forward in one.forwards()]
+        self._replaced += [(layer, "forward", forward) for one in self._packed for layer, forward in one.forwards()]
         self._before: list[Any] = []
-        self._pack()
-
-    def _pack(self) -> None:
         for one in self._packed:
             one.pack()
 
     def __enter__(self) -> None:
         assert not self._before
-        self._pack()  # where weights have been moved
-        for module, name, forward in self._places:
+        for one in self._packed:
+            one.pack()  # where weights have been moved
+        for module, name, forward in self._replaced:
             self._before.append(module.__dict__.get(name, _MISSING))
             module.__dict__[name] = forward
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         before, self._before = self._before, []
-        self._sums.forget()
+        self._sums.last = None
         # In reverse: norms of heads are replaced twice.
-        for (module, name, _), forward in zip(self._places[::-1], before[::-1], strict=True):
+        for (module, name, _), forward in zip(self._replaced[::-1], before[::-1], strict=True):
             if forward is _MISSING:
                 del module.__dict__[name]
             else:
@@ -78,7 +82,7 @@ class FusedLayers:
 
 
 # A module, the name of its attribute, and the replacement.
-_Place = tuple[Any, str, Callable[..., Any]]
+_Replacement = tuple[Any, str, Callable[..., Any]]
 
 
 def _forward_name(module: Any) -> str:
@@ -88,15 +92,8 @@ def _forward_name(module: Any) -> str:
     return "vlm_pg_whole_forward" if hasattr(module, "vlm_pg_whole_forward") else "forward"
 
 
-def _replaced(module: Any, kinds: Collection[str], sums: ResidualSums) -> Iterator[_Place]:
-    if "norms" in kinds and is_norm(module):
-        yield module, _forward_name(module), norm_of(module, sums)
-    elif "gates" in kinds and is_gated(module):
-        yield module, _forward_name(module), gated_of(module)
-
-
-class Seen:
-    """A module as its own code sees it, with some attributes replaced."""
+class ModuleView:
+    """A module, as its own code sees it, with some attributes replaced."""
 
     def __init__(self, module: Any, **replaced: Any):
         self.__dict__.update(replaced, _module=module)
@@ -113,11 +110,8 @@ class Seen:
 class ResidualSums:
     """The last sum of a residual stream and its norm, computed by one kernel and handed to the norm that follows."""
 
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        self._kept: tuple[torch.Tensor, int, Any, torch.Tensor] | None = None
+    # The sum, its version, the norm and its result.
+    last: tuple[torch.Tensor, int, Any, torch.Tensor] | None = None
 
     def add(self, residual: torch.Tensor, x: torch.Tensor, norm: Any) -> torch.Tensor:
         """residual + x, which ``norm`` takes next."""
@@ -126,19 +120,19 @@ class ResidualSums:
         if not alike or not x.is_contiguous() or not is_norm(norm) or norm.weight.device != x.device:
             return residual + x
         total, normed = add_norm(x, residual, norm.weight, *_constants(norm))
-        self._kept = (total, _version(total), norm, normed)
+        self.last = (total, _version(total), norm, normed)
         return total
 
     def take(self, x: torch.Tensor, norm: Any) -> torch.Tensor | None:
         """The norm of x, if x is the last sum, unchanged, and this norm was to follow."""
-        kept, self._kept = self._kept, None
-        if kept is None or kept[0] is not x or kept[1] != _version(x) or kept[2] is not norm:
+        last, self.last = self.last, None
+        if last is None or last[0] is not x or last[1] != _version(x) or last[2] is not norm:
             return None
-        return kept[3]
+        return last[3]
 
 
 def _version(x: torch.Tensor) -> int:
-    """Which one changes in place."""
+    """Changes with the tensor."""
     return 0 if x.is_inference() else x._version
 
 
@@ -156,7 +150,7 @@ class _Addend:
 
 def has_sums(module: Any) -> bool:
     """Whether a module has the parts of a layer x + attention(norm(x)), then x + mlp(norm(x)); that its code only adds
-    is checked by running it. Its code must be a method, which can be run on the layer as ``Seen``."""
+    is checked by running it. Its code must be a method, which can be run on the layer as ``ModuleView``."""
     named = all(hasattr(module, name) for name in ("input_layernorm", "post_attention_layernorm", "mlp"))
     attends = any(hasattr(module, name) for name in _ADDENDS[:-1])
     return named and attends and isinstance(getattr(module, _forward_name(module)), MethodType)
@@ -168,21 +162,17 @@ def layer_of(module: Any, sums: ResidualSums, following: Any) -> Callable[..., A
     Args:
         following: the norm behind the layer.
     """
-    function = layer_function(module)
-
-    def later(part: Any, norm: Any) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            out = part(*args, **named)
-            if isinstance(out, tuple):  # with attention's weights, or a router's logits
-                return _Addend(out[0], sums, norm), *out[1:]
-            return _Addend(out, sums, norm)
-
-        return call
-
     norms = (module.post_attention_layernorm, module.post_attention_layernorm, following)
-    parts = zip(_ADDENDS, norms, strict=True)
-    seen = Seen(module, **{name: later(getattr(module, name), norm) for name, norm in parts if hasattr(module, name)})
-    return lambda *args, **named: function(seen, *args, **named)
+    parts = [(name, norm) for name, norm in zip(_ADDENDS, norms, strict=True) if hasattr(module, name)]
+    replaced = {name: partial(_addend, getattr(module, name), sums, norm) for name, norm in parts}
+    return partial(layer_function(module), ModuleView(module, **replaced))
+
+
+def _addend(part: Any, sums: ResidualSums, norm: Any, *args: Any, **named: Any) -> Any:
+    out = part(*args, **named)
+    if isinstance(out, tuple):  # with attention's weights, or a router's logits
+        return _Addend(out[0], sums, norm), *out[1:]
+    return _Addend(out, sums, norm)
 
 
 def is_norm(module: Any) -> bool:
@@ -209,22 +199,18 @@ def _constants(norm: Any) -> tuple[float, bool]:
     return (norm.eps if around_one else norm.variance_epsilon), around_one
 
 
-def norm_of(module: Any, sums: ResidualSums) -> Callable[[torch.Tensor], torch.Tensor]:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        normed = sums.take(x, module)
-        return rms_norm(x, module.weight, *_constants(module)) if normed is None else normed
-
-    return forward
+def normed(module: Any, sums: ResidualSums, x: torch.Tensor) -> torch.Tensor:
+    """The forward of an RMS norm, behind a sum that may have computed it."""
+    found = sums.take(x, module)
+    return rms_norm(x, module.weight, *_constants(module)) if found is None else found
 
 
-def gated_of(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return module.down_proj(silu_mul(module.gate_proj(x), module.up_proj(x)))
-
-    return forward
+def gated(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """The forward of a SwiGLU layer."""
+    return module.down_proj(silu_mul(module.gate_proj(x), module.up_proj(x)))
 
 
-class Turn(NamedTuple):
+class Rotation(NamedTuple):
     """Arguments of ``rotation.rotate_append`` for the norms and rotations left out so far; cos and sin are [R, C]."""
 
     cos: torch.Tensor
@@ -246,32 +232,33 @@ class DeferredRotation:
         self._on = False
         # Norms that returned their inputs unchanged, queries' and keys'.
         self._norms: list[Any] = []
-        self._turn: Turn | None = None
+        self._rotation: Rotation | None = None
 
     def __enter__(self) -> None:
         self._layers.__enter__()
         self._on = True
 
     def __exit__(self, *error: Any) -> None:
-        left, self._turn, self._on = self._turn, None, False
+        left, self._rotation, self._on = self._rotation, None, False
         self._norms.clear()
         self._layers.__exit__(*error)
         assert left is None or error[0] is not None, "a context has attended with queries that were not rotated"
 
-    def take(self) -> Turn | None:
+    def take(self) -> Rotation | None:
         """The work deferred for queries and keys of this layer; None where there is none."""
-        turn, self._turn = self._turn, None
-        return turn
+        rotation, self._rotation = self._rotation, None
+        return rotation
 
-    def put_off(self, norm: Any) -> bool:
-        """Whether a norm of queries, then one of keys, may return its input unchanged."""
-        if self._on:
-            self._norms.append(norm)
-        return self._on
+    def head_norm(self, norm: Any, x: torch.Tensor) -> torch.Tensor:
+        """The forward of a norm of queries, then of one of keys: deferred inside ``with``."""
+        if not self._on:
+            return rms_norm(x, norm.weight, *_constants(norm))
+        self._norms.append(norm)
+        return x
 
-    def leave(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
+    def defer_rotation(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
         """Whether the rotation may return these arguments of ``apply_rotary_pos_emb`` unchanged."""
-        assert self._turn is None, "a context has attended with queries that were not rotated"
+        assert self._rotation is None, "a context has attended with queries that were not rotated"
         # Under autocast projections are narrower than positions, and the result is as wide as these.
         if not self._on or len(cos) != 1 or not q.dtype == k.dtype == cos.dtype == sin.dtype:
             return False
@@ -280,10 +267,10 @@ class DeferredRotation:
         norms, self._norms = self._norms, []
         assert len(norms) in (0, 2)
         epsilon, around_one = _constants(norms[0]) if norms else (0.0, False)
-        self._turn = Turn(cos[0], sin[0], [norm.weight for norm in norms], epsilon, around_one)
+        self._rotation = Rotation(cos[0], sin[0], [norm.weight for norm in norms], epsilon, around_one)
         return True
 
-    def catch_up(self, x: torch.Tensor) -> torch.Tensor:
+    def deferred_norm(self, x: torch.Tensor) -> torch.Tensor:
         """Queries, then keys, with their deferred norm."""
         if not self._norms:
             return x
@@ -291,35 +278,26 @@ class DeferredRotation:
         return rms_norm(x.contiguous(), norm.weight, *_constants(norm))
 
 
-def deferred_of(attention: Any, deferred: DeferredRotation, norms: bool) -> Iterator[_Place]:
+def deferred_of(attention: Any, deferred: DeferredRotation, norms: bool) -> Iterator[_Replacement]:
     """Replacements in an attention layer. ``norms``: also its norms of heads, where these have no hooks."""
     usual = layer_global(attention, ROTATION)
 
-    def turn(
+    def rotate(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *rest: Any, **named: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not rest and not named and deferred.leave(q, k, cos, sin):
+        if not rest and not named and deferred.defer_rotation(q, k, cos, sin):
             return q, k
-        return usual(deferred.catch_up(q), deferred.catch_up(k), cos, sin, *rest, **named)
+        return usual(deferred.deferred_norm(q), deferred.deferred_norm(k), cos, sin, *rest, **named)
 
-    yield attention, _forward_name(attention), MethodType(with_globals(attention, {ROTATION: turn}), attention)
+    yield attention, _forward_name(attention), MethodType(with_globals(attention, {ROTATION: rotate}), attention)
     of_heads = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    if norms and all(map(_can_wait, of_heads)) and len(set(map(_constants, of_heads))) == 1:
+    if norms and all(map(_can_be_deferred, of_heads)) and len(set(map(_constants, of_heads))) == 1:
         for norm in of_heads:
-            yield norm, "forward", head_norm_of(norm, deferred)
+            yield norm, "forward", partial(deferred.head_norm, norm)
 
 
-def _can_wait(norm: Any) -> bool:
-    """Whether a norm may be deferred: not with hooks, which see its output or load its weight."""
-    return (
-        norm is not None
-        and is_norm(norm)
-        and not (hasattr(norm, "_hf_hook") or norm._forward_hooks or norm._forward_pre_hooks)
-    )
-
-
-def head_norm_of(norm: Any, deferred: DeferredRotation) -> Callable[[torch.Tensor], torch.Tensor]:
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return x if deferred.put_off(norm) else rms_norm(x, norm.weight, *_constants(norm))
-
-    return forward
+def _can_be_deferred(norm: Any) -> bool:
+    """Not with hooks, which see its output or load its weight."""
+    if norm is None or not is_norm(norm):
+        return False
+    return not (hasattr(norm, "_hf_hook") or norm._forward_hooks or norm._forward_pre_hooks)

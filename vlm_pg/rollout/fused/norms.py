@@ -19,7 +19,7 @@ def normed_rows(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """A program: some rows of x, ``inner`` at a time ``stride`` apart; all others are contiguous. ROOM >= WIDTH.
 
-    ADDS: of x + residual, which is rounded and kept as ``total``.
+    ADDS: of x + residual, which is rounded and stored as ``total``.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, ROOM)
@@ -27,11 +27,11 @@ def normed_rows(  # type: ignore[no-untyped-def]
     inside = (row < rows)[:, None] & in_row[None, :]
     start = row // inner * outer_stride + row % inner * stride
     given = tl.load(x + start[:, None] + column[None, :], mask=inside, other=0.0)
-    place = row[:, None] * WIDTH + column[None, :]
+    offset = row[:, None] * WIDTH + column[None, :]
     if ADDS:
-        other = tl.load(residual + place, mask=inside, other=0.0)
+        other = tl.load(residual + offset, mask=inside, other=0.0)
         given = (given.to(tl.float32) + other.to(tl.float32)).to(given.dtype)
-        tl.store(total + place, given, mask=inside)
+        tl.store(total + offset, given, mask=inside)
     factor = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
     wide = given.to(tl.float32)
     wide = wide * tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + epsilon)[:, None]
@@ -39,7 +39,7 @@ def normed_rows(  # type: ignore[no-untyped-def]
         wide = wide * (1.0 + factor)
     else:
         wide = wide.to(given.dtype).to(tl.float32) * factor
-    tl.store(out + place, wide.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset, wide.to(out.dtype.element_ty), mask=inside)
 
 
 @torch.library.custom_op("vlm_pg::rms_norm", mutates_args=())
@@ -115,14 +115,14 @@ NUMBERS = 1024
 @triton.jit
 def gated(gate, up, out, count, gate_row, up_row, WIDTH: tl.constexpr, NUMBERS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A program: some numbers of rows of WIDTH, ``gate_row`` and ``up_row`` apart; out is contiguous."""
-    place = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
-    inside = place < count
-    row, column = place // WIDTH, place % WIDTH
+    offset = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = offset < count
+    row, column = offset // WIDTH, offset % WIDTH
     given = tl.load(gate + row * gate_row + column, mask=inside, other=0.0)
     wide = given.to(tl.float32)
     active = (wide / (1.0 + tl.exp(-wide))).to(given.dtype).to(tl.float32)
     product = active * tl.load(up + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + place, product.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset, product.to(out.dtype.element_ty), mask=inside)
 
 
 @torch.library.custom_op("vlm_pg::silu_mul", mutates_args=())

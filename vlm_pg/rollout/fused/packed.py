@@ -7,6 +7,7 @@ outputs of all layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -32,34 +33,30 @@ class PackedLinears:
         self._sizes = [layer.out_features for layer in layers]
         self._weight: torch.Tensor | None = None
         self._bias: torch.Tensor | None = None
-        self._given: torch.Tensor | None = None
-        self._left: dict[int, torch.Tensor] = {}
+        self._input: torch.Tensor | None = None
+        self._outputs: dict[int, torch.Tensor] = {}
 
     def pack(self) -> None:
         """Find or make the packed weights. Parameters may have been moved since the last call."""
         self._weight, self._bias = (*map(pack, _weights(self._layers)), None)[:2]
-        self._given, self._left = None, {}
+        self._input, self._outputs = None, {}
 
     def forwards(self) -> list[tuple[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]]]:
         """Each layer and its replacement forward: [..., D] -> [..., its outputs], a strided part of [..., O]."""
-        return [(layer, self._forward_of(place)) for place, layer in enumerate(self._layers)]
+        return [(layer, partial(self._forward, index)) for index, layer in enumerate(self._layers)]
 
-    def _forward_of(self, place: int) -> Callable[[torch.Tensor], torch.Tensor]:
-        layer: Any = self._layers[place]
-
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            if place == 0:
-                assert self._weight is not None
-                parts = F.linear(x, self._weight, self._bias).split(self._sizes, -1)
-                self._given, self._left = x, dict(enumerate(parts))
-            elif x is not self._given or place not in self._left:
-                return F.linear(x, layer.weight, layer.bias)
-            part = self._left.pop(place)
-            if not self._left:
-                self._given = None
-            return part
-
-        return forward
+    def _forward(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        if index == 0:
+            assert self._weight is not None
+            parts = F.linear(x, self._weight, self._bias).split(self._sizes, -1)
+            self._input, self._outputs = x, dict(enumerate(parts))
+        elif x is not self._input or index not in self._outputs:
+            layer: Any = self._layers[index]
+            return F.linear(x, layer.weight, layer.bias)
+        part = self._outputs.pop(index)
+        if not self._outputs:
+            self._input = None
+        return part
 
 
 def packed_linears(language_model: torch.nn.Module) -> tuple[list[PackedLinears], str | None]:
@@ -69,18 +66,14 @@ def packed_linears(language_model: torch.nn.Module) -> tuple[list[PackedLinears]
     for module in language_model.modules():
         for names in _OF_ONE_INPUT:
             if all(hasattr(module, name) for name in names):
-                layers = [_beneath_adapters(getattr(module, name)) for name in names]
+                layers = [getattr(module, name) for name in names]
+                while any(hasattr(layer, "base_layer") for layer in layers):  # beneath adapters
+                    layers = [getattr(layer, "base_layer", layer) for layer in layers]
                 if because := _obstacle(layers):
                     separate[", ".join(names)] = because
                 else:
                     found.append(PackedLinears(layers))
     return found, "; ".join(f"{names} separate: {because}" for names, because in separate.items()) or None
-
-
-def _beneath_adapters(layer: Any) -> Any:
-    while hasattr(layer, "base_layer"):
-        layer = layer.base_layer
-    return layer
 
 
 def _obstacle(layers: Sequence[Any]) -> str | None:
@@ -95,7 +88,8 @@ def _obstacle(layers: Sequence[Any]) -> str | None:
     if len({(x.weight.dtype, x.weight.device, x.in_features, x.bias is None) for x in layers}) > 1:
         return "they differ in dtype, device, inputs or biases"
     for parts in _weights(layers):
-        if _joined(parts) is None and not all(_fills_its_storage(part) for part in parts):
+        fill = [x.is_contiguous() and x.untyped_storage().nbytes() == x.numel() * x.element_size() for x in parts]
+        if _joined(parts) is None and not all(fill):
             return "their weights are parts of a buffer, in which others lie between them"
     return None
 
@@ -103,10 +97,6 @@ def _obstacle(layers: Sequence[Any]) -> str | None:
 def _weights(layers: Sequence[Any]) -> list[list[torch.Tensor]]:
     """Weights, and biases if there are any."""
     return [[getattr(x, name) for x in layers] for name in ("weight", "bias") if getattr(layers[0], name) is not None]
-
-
-def _fills_its_storage(part: torch.Tensor) -> bool:
-    return part.is_contiguous() and part.untyped_storage().nbytes() == part.numel() * part.element_size()
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:

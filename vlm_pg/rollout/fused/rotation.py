@@ -30,7 +30,7 @@ def scaled(x, scale, weight, epsilon, column, inside, NORM: tl.constexpr):  # ty
 
 
 @triton.jit
-def turned(  # type: ignore[no-untyped-def]
+def rotated(  # type: ignore[no-untyped-def]
     source, weight, epsilon, cos, sin,
     HALF: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, REST: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -43,15 +43,15 @@ def turned(  # type: ignore[no-untyped-def]
     first = tl.load(source + column, mask=inside, other=0.0)
     second = tl.load(source + HALF + column, mask=inside, other=0.0)
     dtype: tl.constexpr = first.dtype
-    place = 2 * HALF + tl.arange(0, REST)
-    rest = tl.load(source + place, mask=place < SIZE, other=0.0)
+    index = 2 * HALF + tl.arange(0, REST)
+    rest = tl.load(source + index, mask=index < SIZE, other=0.0)
     if NORM > 0:
         one, two, three = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
         squares = tl.sum(one * one + two * two, 0) + tl.sum(three * three, 0)
         scale = tl.rsqrt(squares / SIZE + epsilon)
         first = scaled(first, scale, weight, epsilon, column, inside, NORM)
         second = scaled(second, scale, weight, epsilon, HALF + column, inside, NORM)
-        rest = scaled(rest, scale, weight, epsilon, place, place < SIZE, NORM)
+        rest = scaled(rest, scale, weight, epsilon, index, index < SIZE, NORM)
     one, two = first.to(tl.float32), second.to(tl.float32)
     c = tl.load(cos + column, mask=inside, other=0.0).to(tl.float32)
     s = tl.load(sin + column, mask=inside, other=0.0).to(tl.float32)
@@ -66,14 +66,14 @@ def turned(  # type: ignore[no-untyped-def]
 def stored(  # type: ignore[no-untyped-def]
     out, there, left, right, rest, HALF: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, REST: tl.constexpr
 ):
-    """One head at each of the places ``out`` that are ``there``."""
+    """One head at each of the addresses ``out`` that are ``there``."""
     column = tl.arange(0, ROOM)[None, :]
     inside = there[:, None] & (column < HALF)
     tl.store(out[:, None] + column, left[None, :], mask=inside)
     tl.store(out[:, None] + HALF + column, right[None, :], mask=inside)
     if SIZE > 2 * HALF:
-        place = 2 * HALF + tl.arange(0, REST)[None, :]
-        tl.store(out[:, None] + place, rest[None, :], mask=there[:, None] & (place < SIZE))
+        index = 2 * HALF + tl.arange(0, REST)[None, :]
+        tl.store(out[:, None] + index, rest[None, :], mask=there[:, None] & (index < SIZE))
 
 
 @triton.jit
@@ -83,14 +83,14 @@ def appended(  # type: ignore[no-untyped-def]
     N: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr, SIZE: tl.constexpr, ROOM: tl.constexpr, REST: tl.constexpr,
     NORM: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """A program: one head of one row, of queries, keys or values; PIECES places of a query at a time, 0 if none."""
+    """A program: one head of one row, of queries, keys or values; PIECES copies of a query at a time, 0 if none."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cos += row * 2 * HALF
     sin += row * 2 * HALF
     here = tl.arange(0, 1)
     if head < N:
         source = q + row * q_row + head * q_head
-        left, right, rest = turned(source, q_weight, epsilon, cos, sin, HALF, SIZE, ROOM, REST, NORM)
+        left, right, rest = rotated(source, q_weight, epsilon, cos, sin, HALF, SIZE, ROOM, REST, NORM)
         out = q_out + (row * N + head) * SIZE + here
         stored(out, here == 0, left, right, rest, HALF, SIZE, ROOM, REST)
         if PIECES > 0:
@@ -102,7 +102,7 @@ def appended(  # type: ignore[no-untyped-def]
     elif head < N + K:
         head -= N
         source = k + row * k_row + head * k_head
-        left, right, rest = turned(source, k_weight, epsilon, cos, sin, HALF, SIZE, ROOM, REST, NORM)
+        left, right, rest = rotated(source, k_weight, epsilon, cos, sin, HALF, SIZE, ROOM, REST, NORM)
         out = keys + (tl.load(newest + row) * K + head) * SIZE + here
         stored(out, here == 0, left, right, rest, HALF, SIZE, ROOM, REST)
     else:

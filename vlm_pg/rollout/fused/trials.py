@@ -38,7 +38,7 @@ def _norms(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
     for module in kinds(language_model, layers.is_norm):
         x, usual = random(1, 64, module.weight.shape[0]), without_liger(module)
         truth = torch.func.functional_call(usual, {"weight": module.weight.double()}, (x.double(),))
-        got = layers.norm_of(module, layers.ResidualSums())(x)
+        got = layers.normed(module, layers.ResidualSums(), x)
         yield Trial(type(module).__name__, got, usual(x), truth)
 
 
@@ -57,7 +57,7 @@ def _sums(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
         x, attended = (random(1, 64, norm.weight.shape[0]) for _ in range(2))
 
         def over(x: torch.Tensor, attended: torch.Tensor, norm: Any, layer: Any = layer) -> Any:
-            return layers.Seen(
+            return layers.ModuleView(
                 layer,
                 input_layernorm=lambda _: x,
                 self_attn=lambda **_: (attended, None),
@@ -72,7 +72,7 @@ def _sums(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
         code, seen = layer_function(layer), over(x, attended, norm)
         usual = code(over(x, attended, plain), x, position_embeddings=None)
         truth = code(over(x, attended.double(), wide), x.double(), position_embeddings=None)
-        model = layers.Seen(language_model, layers=[seen], norm=norm, modules=lambda norm=norm: [norm])
+        model = layers.ModuleView(language_model, layers=[seen], norm=norm, modules=lambda norm=norm: [norm])
         with layers.FusedLayers(model, (NORMS, SUMS)):
             total = seen.forward(x, position_embeddings=None)
             normed = norm(total)
@@ -89,16 +89,16 @@ class _Attends:
         self.found: tuple[torch.Tensor, ...] = ()
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-        rows, turn = len(q), self._deferred and self._deferred.take()
+        rows, deferred = len(q), self._deferred and self._deferred.take()
         of_pieces = torch.cat([q[:-1], q])
-        if turn:
+        if deferred:
             keys, values, repeats = torch.empty_like(k), torch.empty_like(v), q.shape[1] // k.shape[1]
             # Of two pieces, of which the last row reads the second only.
             starts = repeats * torch.arange(2 * rows, dtype=torch.int32, device=q.device).view(2, rows)
             starts[0, -1] = -1
             queries = q.new_zeros(2 * rows * repeats, *k.shape[1:])
             newest = torch.arange(rows, device=q.device)
-            q = rotation.rotate_append(q, k, v, *turn, keys, values, newest, queries, starts)
+            q = rotation.rotate_append(q, k, v, *deferred, keys, values, newest, queries, starts)
             of_pieces = queries.view(2 * rows, repeats, *k.shape[1:]).transpose(1, 2).flatten(1, 2)
             k, v, of_pieces = keys, values, torch.cat([of_pieces[: rows - 1], of_pieces[rows:]])
         self.found = (q, k, v, of_pieces)
@@ -110,10 +110,10 @@ def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
     projections = ("q_proj", "k_proj", "v_proj")
     for attn in kinds(language_model, layers.rotates):
         rope = getattr(attn.config, "rope_parameters", None) or {}
-        turned = int(attn.head_dim * rope.get("partial_rotary_factor", 1.0))
+        rotated = int(attn.head_dim * rope.get("partial_rotary_factor", 1.0))
         q, k, v = (random(1, 9, getattr(attn, name).out_features) for name in projections)
         # As they come: both halves alike.
-        cos, sin = (random(1, 9, turned // 2).repeat(1, 1, 2) for _ in range(2))
+        cos, sin = (random(1, 9, rotated // 2).repeat(1, 1, 2) for _ in range(2))
 
         def run(
             tensors: Sequence[torch.Tensor], seen: Any, forward: Any, context: _Attends
@@ -124,9 +124,9 @@ def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
             return context.found
 
         given = (q, k, v, cos, sin)
-        seen = layers.Seen(attn, o_proj=lambda x: x)
+        seen = layers.ModuleView(attn, o_proj=lambda x: x)
         code = layer_function(without_liger(attn))
-        plain, wide = layers.Seen(attn, o_proj=lambda x: x), layers.Seen(attn, o_proj=lambda x: x)
+        plain, wide = layers.ModuleView(attn, o_proj=lambda x: x), layers.ModuleView(attn, o_proj=lambda x: x)
         for name in ("q_norm", "k_norm"):
             if norm := getattr(attn, name, None):
                 norm = plain.__dict__[name] = without_liger(norm)
@@ -134,7 +134,7 @@ def _rotations(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
                 wide.__dict__[name] = lambda x, norm=norm, weight=weight: torch.func.functional_call(norm, weight, (x,))
         usual = run(given, plain, partial(code, plain), _Attends())
         truth = run([x.double() for x in given], wide, partial(code, wide), _Attends())
-        model = layers.Seen(language_model, layers=[], norm=None, modules=lambda seen=seen: [seen])
+        model = layers.ModuleView(language_model, layers=[], norm=None, modules=lambda seen=seen: [seen])
         fused = layers.FusedLayers(model, (NORMS, ROTATION))
         assert fused.deferred is not None
         with fused.deferred:
@@ -149,8 +149,8 @@ def _merges(_: torch.nn.Module, random: Any) -> Iterator[Trial]:
     rows, heads, pieces = 3, 2, 5
     own, own_lse = random(rows, heads, 128), random(heads, rows).float()
     parts, parts_lse = random(pieces * rows * heads, 1, 128), random(1, pieces * rows * heads).float()
-    places = torch.arange(0, pieces * rows * heads, heads, dtype=torch.int32, device=own.device).view(pieces, rows)
-    got, _lse = attention.merge_parts(own[None], own_lse[None], parts, parts_lse, places, own.dtype)
+    starts = torch.arange(0, pieces * rows * heads, heads, dtype=torch.int32, device=own.device).view(pieces, rows)
+    got, _lse = attention.merge_parts(own[None], own_lse[None], parts, parts_lse, starts, own.dtype)
     lse = torch.cat([own_lse.t()[None], parts_lse.view(pieces, rows, heads)])
     every = torch.cat([own[None], parts.view(pieces, rows, heads, 128)])
     usual = (F.softmax(lse, dim=0)[..., None] * every.float()).sum(0).to(own.dtype)

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from vlm_pg.errors import AnswerError
-from vlm_pg.rollout.stopping import StopStrings
-from vlm_pg.types import FinishReason
+from vlm_pg.rollout.contracts import Answer
+from vlm_pg.rollout.sampling import StopStrings
 
 # Fields into which servers move text that they cut out of a response.
 PARSED_FIELDS = ("reasoning_content", "reasoning", "tool_calls", "function_call", "refusal")
@@ -138,22 +138,6 @@ def turn_token_ids(tokenizer: Any, stop_token_ids: Sequence[int]) -> tuple[int, 
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Token ids of one response, the stop token included.
-
-    ``exact``: the server's own ids, not those of its text. ``num_read``: their number before the response was cut to
-    its longest allowed length. ``logprobs``: the server's log-probabilities of the first of them, nats; None: unknown.
-    """
-
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    text: str
-    exact: bool
-    num_read: int
-    logprobs: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
 class AnswerReader:
     """Parses choices of chat completions.
 
@@ -165,7 +149,6 @@ class AnswerReader:
         media_token_ids, turn_token_ids: not allowed in a response; the latter begin another turn.
         vocab_size: upper bound of ids; None: not checked.
         min_new_tokens: stop strings complete before so many tokens do not end a response.
-        stop_texts: the strings of ``stop_strings``.
     """
 
     tokenizer: Any
@@ -176,26 +159,19 @@ class AnswerReader:
     turn_token_ids: Sequence[int] = ()
     vocab_size: int | None = None
     min_new_tokens: int = 0
-    stop_texts: tuple[str, ...] = ()
 
-    def read(self, sample_id: str, choice: Any) -> Answer:
+    def read(self, raw: Any) -> Answer:
         """One choice as tokens and text.
 
         Raises:
             AnswerError: a response that was parsed, is empty, contains media tokens, ended for another reason than
                 "stop" or "length", contradicts itself, or goes on after its end.
         """
-        try:
-            return self._read(choice)
-        except AnswerError as error:
-            raise AnswerError(f"Sample {sample_id!r}: {error}") from None
-
-    def _read(self, raw: Any) -> Answer:
         message = raw.get("message") if isinstance(raw, Mapping) else None
         parsed = [name for name in PARSED_FIELDS if isinstance(message, Mapping) and message.get(name)]
         if parsed:
             raise AnswerError(
-                f"the server cut {' and '.join(parsed)} out of a response, so what the model said is not known. Start "
+                f"the server cut {' and '.join(parsed)} out of a response, so what the model wrote is not known. Start "
                 "it without a reasoning parser and without tool calling."
             )
         choice = parse_part(Choice, raw, "a choice")
@@ -206,11 +182,11 @@ class AnswerReader:
             )
         exact = choice.token_ids is not None
         ids: list[int]
-        if choice.token_ids is not None:
+        if exact:
             ids = self._checked_ids(choice)
         else:
             ids = self.tokenizer(choice.message.content, add_special_tokens=False)["input_ids"]
-        words, stopped = self._words(ids)
+        text, stopped = self._text(ids)
         if choice.finish_reason == "stop" and not stopped:
             if exact:
                 raise AnswerError(
@@ -218,17 +194,15 @@ class AnswerReader:
                     f"{list(self.stop_token_ids)} and complete no stop string: what was sampled is not known."
                 )
             ids.append(self.stop_token_ids[0])
+            stopped = True
         if not ids:
             raise AnswerError(f"the server gave a response without tokens ({choice.finish_reason!r}).")
         self._check_ids(ids, exact)
-        logprobs = self._aligned(choice, ids)
-        if len(ids) <= self.max_new_tokens:
-            ended = stopped or choice.finish_reason == "stop"
-            return Answer(tuple(ids), "stop" if ended else "length", words, exact, len(ids), logprobs)
-        kept = ids[: self.max_new_tokens]
-        words, stopped = self._words(kept)
-        logprobs = None if logprobs is None else logprobs[: self.max_new_tokens]
-        return Answer(tuple(kept), "stop" if stopped else "length", words, exact, len(ids), logprobs)
+        logprobs, longest = self._aligned(choice, ids), self.max_new_tokens
+        if len(ids) > longest:
+            text, stopped = self._text(ids[:longest])
+            logprobs = None if logprobs is None else logprobs[:longest]
+        return Answer(tuple(ids[:longest]), "stop" if stopped else "length", text, exact, len(ids), logprobs)
 
     def _checked_ids(self, choice: Choice) -> list[int]:
         """The server's own ids, which must decode to its text."""
@@ -257,7 +231,7 @@ class AnswerReader:
         held: str = self.tokenizer.decode(list(ids[:-1]), skip_special_tokens=False)
         # The last token may also have completed a character.
         known = len(held.rstrip(REPLACEMENT))
-        for string in self.stop_texts:
+        for string in self.stop_strings.strings if self.stop_strings is not None else ():
             start = decoded.find(string, max(0, known - len(string) + 1))
             cuts = (decoded[:start], decoded[: start + len(string)])
             if start >= 0 and self._plain(content) in map(self._plain, cuts):
@@ -270,21 +244,21 @@ class AnswerReader:
             text = text.replace(token, "")
         return text.replace(REPLACEMENT, "").strip()
 
-    def _words(self, ids: list[int]) -> tuple[str, bool]:
+    def _text(self, ids: list[int]) -> tuple[str, bool]:
         """The response's text up to its stop token or string, and whether there is one."""
         shown_stop = bool(ids) and ids[-1] in self.stop_token_ids
-        words: str = self.tokenizer.decode(ids[:-1] if shown_stop else ids, skip_special_tokens=False)
-        before = words if self.stop_strings is None else self.stop_strings.before_first(words)
-        return before, shown_stop or len(before) < len(words)
+        text: str = self.tokenizer.decode(ids[:-1] if shown_stop else ids, skip_special_tokens=False)
+        before = text if self.stop_strings is None else self.stop_strings.before_first(text)
+        return before, shown_stop or len(before) < len(text)
 
     def _check_ids(self, ids: Sequence[int], exact: bool) -> None:
         whose = "" if exact else ", as its text is tokenized here"
         found = sorted(set(ids) & set(self.media_token_ids))
         if found:
             raise AnswerError(
-                f"a response contains media tokens {found}{whose}, which only the processor may place. The request "
+                f"a response contains media tokens {found}{whose}, which only the processor may insert. The request "
                 "rules them out; use a server that honours logit_bias (docs/servers.md), and returns token ids, which "
-                "tell a token from words that spell it."
+                "distinguish a token from text that spells it."
             )
         within = sorted((set(ids[:-1]) & set(self.stop_token_ids)) | (set(ids) & set(self.turn_token_ids)))
         if within:
@@ -294,8 +268,8 @@ class AnswerReader:
             )
         if self.stop_strings is None or self.min_new_tokens:
             return
-        words: str = self.tokenizer.decode(list(ids[:-1]), skip_special_tokens=False)
-        if exact and len(self.stop_strings.before_first(words)) < len(words):
+        text: str = self.tokenizer.decode(list(ids[:-1]), skip_special_tokens=False)
+        if exact and len(self.stop_strings.before_first(text)) < len(text):
             raise AnswerError("a response goes on behind a stop string. Use a server that stops there.")
 
     def _aligned(self, choice: Choice, ids: Sequence[int]) -> tuple[float, ...] | None:

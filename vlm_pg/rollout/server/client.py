@@ -73,14 +73,6 @@ class ServerClient(Client):
             # A server may repeat the key in its responses.
             raise ServerError(f"Server {self.url}: {self.without_key(str(error))}") from error.__cause__
 
-    async def get(self, url: str) -> httpx2.Response:
-        """The response, of any status; a server that is away is waited for.
-
-        Raises:
-            ServerError: it stayed away for ``wait_seconds``.
-        """
-        return await self._response(url, None)
-
     async def post(self, path: str, make_body: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """The JSON object that a request yields.
 
@@ -95,7 +87,7 @@ class ServerClient(Client):
             body = await make_body()
             # In a thread: encoding many pictures would block all other requests, and a stop.
             data = await asyncio.to_thread(lambda: json.dumps(body, allow_nan=False).encode())
-            response = await self._response(f"{self.url}{path}", data)
+            response = await self.response(f"{self.url}{path}", data)
         if _has_failed(response):
             raise ServerError(
                 f"It failed {self._settings.retries + 1} times at POST {path}, {self._shown(response)} Its log says "
@@ -140,10 +132,17 @@ class ServerClient(Client):
         return f"status {response.status_code}: {self.excerpt(response.text)!r}."
 
     def _named(self, error: Exception) -> str:
-        return self.without_key(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        return self.without_key(": ".join(filter(None, (type(error).__name__, str(error)))))
 
-    async def _response(self, url: str, data: bytes | None) -> httpx2.Response:
-        """Retried after time-outs, broken connections and failures; a POST also after status 200 without an object."""
+    async def response(self, url: str, data: bytes | None = None) -> httpx2.Response:
+        """The response of any status to a GET, or to a POST of ``data``; a server that is away is waited for.
+
+        Retried after time-outs, broken connections and failures; a POST also after status 200 without an object.
+
+        Raises:
+            ServerError: the request cannot be sent, broke off ``retries`` + 1 times, or the server stayed away for
+                ``wait_seconds``.
+        """
 
         def should_retry(outcome: Outcome) -> bool:
             if not isinstance(outcome, httpx2.Response) or _has_failed(outcome):
@@ -212,9 +211,7 @@ def _has_failed(response: httpx2.Response) -> bool:
     # vLLM and SGLang end the choices of a dropped request with the reason "abort".
     body = json_of(response)
     choices = body.get("choices") if isinstance(body, dict) else None
-    return isinstance(choices, list) and any(
-        isinstance(choice, dict) and choice.get("finish_reason") == "abort" for choice in choices
-    )
+    return isinstance(choices, list) and any(isinstance(c, dict) and c.get("finish_reason") == "abort" for c in choices)
 
 
 async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -87,12 +87,12 @@ async def recognize(client: ServerClient) -> ServerInfo:
         ServerError: it is no OpenAI-compatible server, or lists no model.
     """
     # transformers serve lists the models of its download cache, which says nothing about what it can load.
-    response = await client.get(f"{client.url.removesuffix('/v1')}/openapi.json")
+    response = await client.response(f"{client.url.removesuffix('/v1')}/openapi.json")
     schema = json_of(response) if response.status_code == 200 else None
     paths = schema.get("paths") if isinstance(schema, dict) else None
     if isinstance(paths, dict) and {"/load_model", "/v1/chat/completions"} <= paths.keys():
         return ServerInfo("transformers")
-    response = await client.get(f"{client.url}/models")
+    response = await client.response(f"{client.url}/models")
     if response.status_code != 200:
         raise ServerError(
             f"{client.url}/models answers with status {response.status_code}. rollout.server.url must be the base URL "
@@ -128,8 +128,8 @@ def check_settings(kind: Kind, settings: RolloutSettings) -> None:
         )
     if kind == "transformers" and settings.server.model is not None:
         raise ServerError(
-            f"rollout.server.model is {settings.server.model!r}, but transformers serve takes any folder, and is asked "
-            "for the run's own weights. Leave rollout.server.model out (docs/servers.md)."
+            f"rollout.server.model is {settings.server.model!r}, but transformers serve takes any folder, and "
+            "serves the run's own weights. Leave rollout.server.model out (docs/servers.md)."
         )
     if kind == "openai" and (settings.stop_strings or settings.stop_token_ids):
         raise ServerError(
@@ -137,12 +137,6 @@ def check_settings(kind: Kind, settings: RolloutSettings) -> None:
             "ended a response, so that its last token would be a guess. Leave both out, use vLLM or SGLang, or "
             "rollout.engine=in_process."
         )
-
-
-def processors(settings: RolloutSettings) -> list[str]:
-    """Settings beyond OpenAI's that are not neutral: a server of unknown kind may ignore them, others may report
-    log-probabilities before or after they are applied."""
-    return [name for name, _, _ in _extras(settings)]
 
 
 def request_fields(
@@ -164,7 +158,8 @@ def request_fields(
     }
     if kind == "openai":
         # Extras, by vLLM's names, only where they matter: it may refuse them.
-        return fields | {field: value for _, field, value in _extras(settings)}
+        names = {"min_new_tokens": "min_tokens"}
+        return fields | {names.get(name, name): value for name, value in extras(settings).items()}
     if settings.stop_strings:
         fields["stop"] = list(settings.stop_strings)
     fields |= {
@@ -198,16 +193,11 @@ def media_fields(kind: Kind, has_media: bool) -> dict[str, Any]:
     return {}
 
 
-def _extras(settings: RolloutSettings) -> list[tuple[str, str, Any]]:
-    """(setting, vLLM's name for it, value) of what is no OpenAI field and not neutral."""
-    extras: tuple[tuple[str, str, Any, Any], ...] = (
-        ("top_k", "top_k", settings.top_k, 0),
-        ("min_p", "min_p", settings.min_p, 0.0),
-        ("repetition_penalty", "repetition_penalty", settings.repetition_penalty, 1.0),
-        ("presence_penalty", "presence_penalty", settings.presence_penalty, 0.0),
-        ("min_new_tokens", "min_tokens", settings.min_new_tokens, 0),
-    )
-    return [(name, field, value) for name, field, value, neutral in extras if value != neutral]
+def extras(settings: RolloutSettings) -> dict[str, Any]:
+    """Settings beyond OpenAI's that are not neutral, by their names here: a server of unknown kind may ignore them,
+    others may report log-probabilities before or after they are applied."""
+    neutral = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "min_new_tokens": 0}
+    return {name: getattr(settings, name) for name, value in neutral.items() if getattr(settings, name) != value}
 
 
 def _generation_config(

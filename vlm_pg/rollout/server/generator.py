@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,22 @@ from vlm_pg.http.client import run_until_stopped
 from vlm_pg.http.keys import holds_key
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.contracts import Answer
 from vlm_pg.rollout.engine import stop_token_ids
-from vlm_pg.rollout.sampling import rollout_key
-from vlm_pg.rollout.server.answers import Answer, AnswerReader, Completion, parse_part, turn_token_ids
+from vlm_pg.rollout.sampling import StopStrings, rollout_key
+from vlm_pg.rollout.server.answers import AnswerReader, Completion, parse_part, turn_token_ids
 from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
 from vlm_pg.rollout.server.dialects import (
     POSITION_RULES,
     ServerInfo,
     check_settings,
+    extras,
     media_fields,
-    processors,
     recognize,
     request_fields,
 )
 from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.rollout.stopping import StopStrings
 from vlm_pg.types import BadSample, Prompt
 
 STOPPED = "generation was asked to stop"
@@ -56,7 +56,7 @@ VERBATIM = {
 
 
 class ServerGenerator:
-    """Generates answers on a server; needs no weights. The server's kind is queried when this is made.
+    """A ``Generator`` on a server; needs no weights. The server's kind is queried when this is made.
 
     Args:
         model: makes the prompts, and defines which tokens end a response and which are not allowed in one.
@@ -112,12 +112,11 @@ class ServerGenerator:
             turns,
             model.vocab_size,
             settings.min_new_tokens,
-            settings.stop_strings,
         )
         self._takes_n = self.server.takes_n
-        self._asked_again = self._invalid_in_a_row = 0
+        self._num_retried = self._invalid_in_a_row = 0
         self._faults: list[BadSample] = []
-        ignored = [f"rollout.{name}" for name in processors(settings)] if kind == "openai" else []
+        ignored = [f"rollout.{name}" for name in extras(settings)] if kind == "openai" else []
         if ignored:
             log(
                 f"the server at {settings.server.url} is of unknown kind and may ignore {', '.join(ignored)}, "
@@ -129,14 +128,7 @@ class ServerGenerator:
         self.model_name = str(served_folder(str(checkpoint), self._home))
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
-        """``num_generations`` answers to every prompt, or why there are none (``take_faults`` has that as well).
-
-        Raises:
-            SampleError: a prompt that the server or the model does not support.
-            ServerError: the server is away, refuses, read another prompt, or gave no valid answer to many questions in
-                a row.
-            InterruptedError: after ``should_stop``.
-        """
+        """As in ``Generator``; ServerError also for a server that refuses, or read another prompt."""
         for prompt in prompts:
             self.policy.check_prompt(prompt)
             self.policy.check_length(prompt, self.settings.max_new_tokens)
@@ -147,7 +139,21 @@ class ServerGenerator:
                 return await gather_or_cancel(self._group(client, prompt, step) for prompt in prompts)
 
         found = run_until_stopped(all_groups(), self._should_stop, STOPPED)
-        self._record_faults(prompts, found)
+        url = str(self.settings.server.url)
+        for prompt, answer in zip(prompts, found, strict=True):
+            if not isinstance(answer, AnswerError):
+                self._invalid_in_a_row = 0
+                continue
+            self._invalid_in_a_row += 1
+            self._faults.append(BadSample(prompt.sample_id, UNUSABLE, str(answer), url))
+            if self._invalid_in_a_row >= MOST_IN_A_ROW:
+                # The count begins anew for a caller that catches this and retries.
+                count, self._invalid_in_a_row = self._invalid_in_a_row, 0
+                raise ServerError(
+                    f"The server at {url} gave no usable answer to {count} questions in a row, each of which was "
+                    f"sent up to {self.settings.server.retries + 1} times. The last error: {answer} Put the server "
+                    f"right. {self._advice}"
+                )
         return found
 
     def check_prompt(self, prompt: Prompt) -> None:
@@ -160,9 +166,9 @@ class ServerGenerator:
         found, self._faults = self._faults, []
         return found
 
-    def take_asked_again(self) -> int:
+    def take_num_retried(self) -> int:
         """Number of invalid answers that were requested again since the last call."""
-        self._asked_again, count = 0, self._asked_again
+        self._num_retried, count = 0, self._num_retried
         return count
 
     def log_once(self, topic: str, line: str) -> None:
@@ -177,13 +183,20 @@ class ServerGenerator:
         Invalid answers are requested again; the error of one that stays invalid is the result.
         """
         count, attempts = self.settings.num_generations, range(self.settings.server.retries + 1)
-        body = _LazyBody(lambda: self._body(prompt))
+        lock, made = asyncio.Lock(), dict[str, Any]()
+
+        async def body() -> dict[str, Any]:
+            """Of all requests, made in a thread when the first of them is sent."""
+            async with lock:
+                if not made:
+                    made.update(await asyncio.to_thread(self._body, prompt))
+            return made
 
         async def request(attempt: int, index: int, count: int) -> list[Answer | AnswerError]:
             """Choices under the attempt's own seeds."""
             key = step
             if attempt:
-                self._asked_again += 1
+                self._num_retried += 1
                 await client.pause(attempt)
                 key = f"{step}/again-{attempt}"
             return await self._request(client, prompt, key, body, index, count)
@@ -229,13 +242,19 @@ class ServerGenerator:
         return answers
 
     async def _request(
-        self, client: ServerClient, prompt: Prompt, step: int | str, body: _LazyBody, index: int, count: int
+        self,
+        client: ServerClient,
+        prompt: Prompt,
+        step: int | str,
+        body: Callable[[], Awaitable[dict[str, Any]]],
+        index: int,
+        count: int,
     ) -> list[Answer | AnswerError]:
         key = rollout_key(self._seed, step, prompt.sample_id, index)
         extra = {"seed": key % 2**SEED_BITS} | ({"n": count} if count > 1 else {})
 
         async def make_body() -> dict[str, Any]:
-            return await body.get() | extra
+            return await body() | extra
 
         response = await client.post("/chat/completions", make_body)
         choices = response.get("choices")
@@ -247,26 +266,21 @@ class ServerGenerator:
         name = f"Sample {prompt.sample_id!r}: the answer to POST /chat/completions"
         completion = parse_part(Completion, response, name)
         check_prompt_echo(prompt, response)
-        found = self._read_choices(prompt, completion.choices, client.key)
-        self._compare_lengths(prompt, found, completion.usage.completion_tokens)
-        return found
-
-    def _read_choices(self, prompt: Prompt, choices: Sequence[Any], key: str | None) -> list[Answer | AnswerError]:
         found: list[Answer | AnswerError] = []
         indices: set[int] = set()
-        for choice in choices:
+        for choice in completion.choices:
             try:
-                answer = self._reader.read(prompt.sample_id, choice)
-                index = choice.get("index")
-                if holds_key(answer.text, key):
-                    raise AnswerError(f"Sample {prompt.sample_id!r}: a response repeats the API key of the request.")
-                if index in indices:
-                    raise AnswerError(f"Sample {prompt.sample_id!r}: two choices of one answer have index {index}.")
+                answer = self._reader.read(choice)
+                if holds_key(answer.text, client.key):
+                    raise AnswerError("a response repeats the API key of the request.")
+                if (given := choice.get("index")) in indices:
+                    raise AnswerError(f"two choices of one answer have index {given}.")
                 found.append(answer)
-                if index is not None:
-                    indices.add(index)
+                if given is not None:
+                    indices.add(given)
             except AnswerError as error:
-                found.append(error)
+                found.append(AnswerError(f"Sample {prompt.sample_id!r}: {error}"))
+        self._compare_lengths(prompt, found, completion.usage.completion_tokens)
         return found
 
     def _compare_lengths(self, prompt: Prompt, found: Sequence[Answer | AnswerError], sampled: int | None) -> None:
@@ -307,23 +321,6 @@ class ServerGenerator:
             **self.messages.fields,
         }
 
-    def _record_faults(self, prompts: Sequence[Prompt], found: Sequence[list[Answer] | AnswerError]) -> None:
-        for prompt, answer in zip(prompts, found, strict=True):
-            if not isinstance(answer, AnswerError):
-                self._invalid_in_a_row = 0
-                continue
-            self._invalid_in_a_row += 1
-            url = str(self.settings.server.url)
-            self._faults.append(BadSample(prompt.sample_id, UNUSABLE, str(answer), url))
-            if self._invalid_in_a_row >= MOST_IN_A_ROW:
-                # The count begins anew for a caller that catches this and retries.
-                count, self._invalid_in_a_row = self._invalid_in_a_row, 0
-                raise ServerError(
-                    f"The server at {url} gave no usable answer to {count} questions in a row, each of which was "
-                    f"asked up to {self.settings.server.retries + 1} times. The last error: {answer} Put the server "
-                    f"right. {self._advice}"
-                )
-
     def _compare_positions(self, prompt: Prompt) -> None:
         """Log, once, if the server computes other rotary positions of a prompt than this process."""
         ours, theirs = self.policy.settings.positions, POSITION_RULES.get(self.server.kind)
@@ -336,20 +333,6 @@ class ServerGenerator:
                 f"{theirs}, this run by {ours}: sample {prompt.sample_id!r} is sampled at other positions than it is "
                 f"trained at. Set model.positions={theirs}, or rollout.engine=in_process (docs/servers.md)",
             )
-
-
-class _LazyBody:
-    """The body of a prompt's requests, made in a thread when the first of them is sent."""
-
-    def __init__(self, make: Callable[[], dict[str, Any]]):
-        self._make, self._lock = make, asyncio.Lock()
-        self._body: dict[str, Any] | None = None
-
-    async def get(self) -> dict[str, Any]:
-        async with self._lock:
-            if self._body is None:
-                self._body = await asyncio.to_thread(self._make)
-        return self._body
 
 
 def query_server(

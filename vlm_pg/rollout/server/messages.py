@@ -87,10 +87,8 @@ class ChatMessages:
     def _conversation(self, media: list[dict[str, Any]], words: PromptWords) -> list[dict[str, Any]]:
         system = [{"role": "system", "content": words.system}] if words.system else []
         content = user_content(media, words, self._policy.family.reads_media)
-        asked: list[dict[str, Any]] = [*system, {"role": "user", "content": content}]
-        if not words.answer_prefix:
-            return asked
-        return [*asked, {"role": "assistant", "content": words.answer_prefix}]
+        begun = [{"role": "assistant", "content": words.answer_prefix}] if words.answer_prefix else []
+        return [*system, {"role": "user", "content": content}, *begun]
 
     def _checked_words(self, prompt: Prompt) -> PromptWords:
         """The prompt's words, from which the chat template must render the text that is scored here."""
@@ -126,11 +124,8 @@ class ChatMessages:
 
     def check_video(self, prompt: Prompt) -> None:
         """Raise SampleError for a video that a server would read with other timestamps than this process."""
-        if "video" in prompt.media_kinds:
-            self._check_video_positions(prompt)
-            self._check_video_words(prompt)
-
-    def _check_video_positions(self, prompt: Prompt) -> None:
+        if "video" not in prompt.media_kinds:
+            return
         if not torch.equal(self.served_positions(prompt, self._policy.settings.positions), prompt.positions_3P):
             raise SampleError(
                 "video_for_server",
@@ -139,8 +134,7 @@ class ChatMessages:
                 f"media.fps={VLLM_FRAMES_PER_SECOND} and enough media.max_frames, or use rollout.engine=in_process.",
             )
 
-    def _check_video_words(self, prompt: Prompt) -> None:
-        """Some families write seconds before every temporal patch; vLLM's count from 0 at its frame rate."""
+        # Some families write seconds before every temporal patch; vLLM's count from 0 at its frame rate.
         assert prompt.grid_thw is not None
         depth = self._policy.pixels.temporal_patch_size
         served = [
@@ -154,7 +148,7 @@ class ChatMessages:
         if written and written != served:
             raise SampleError(
                 "video_for_server",
-                f"the prompt of sample {prompt.sample_id!r} tells the times of its frames in words ({written[0]} s is "
+                f"the prompt of sample {prompt.sample_id!r} has the times of its frames in words ({written[0]} s is "
                 f"the first), and vLLM would write others for the file it is sent (0 on, {VLLM_FRAMES_PER_SECOND} a "
                 "second). Use rollout.engine=in_process.",
             )
@@ -188,7 +182,7 @@ def frames_of(prompt: Prompt, processor: Any) -> list[np.ndarray]:
 def _frames(pixels: torch.Tensor, grid_thw: list[int], processor: Any) -> np.ndarray:
     times, rows, columns = grid_thw
     merge, patch, depth = processor.merge_size, processor.patch_size, processor.temporal_patch_size
-    # As transformers lays patches out: time, blocks of merge x merge patches, then colour, time and place within one.
+    # As transformers lays patches out: time, blocks of merge x merge patches, then colour, time and position in one.
     layout = (times, rows // merge, columns // merge, merge, merge, 3, depth, patch, patch)
     mean, std = (torch.tensor(values).float().view(3, 1, 1) for values in (processor.image_mean, processor.image_std))
     frames = np.empty((times, depth, 3, rows * patch, columns * patch), np.uint8)
@@ -245,8 +239,8 @@ def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> None:
             f"frames again.{sampled}"
         )
     if ids and ids != prompt.input_ids.tolist():
-        place = next(i for i, (a, b) in enumerate(zip(ids, prompt.input_ids.tolist(), strict=True)) if a != b)
+        index = next(i for i, (a, b) in enumerate(zip(ids, prompt.input_ids.tolist(), strict=True)) if a != b)
         raise ServerError(
-            f"Sample {prompt.sample_id!r}: token {place} of the prompt is {ids[place]} at the server and "
-            f"{int(prompt.input_ids[place])} here. Serve the same model with the same chat template and processor."
+            f"Sample {prompt.sample_id!r}: token {index} of the prompt is {ids[index]} at the server and "
+            f"{int(prompt.input_ids[index])} here. Serve the same model with the same chat template and processor."
         )
