@@ -17,7 +17,7 @@ from tests.support.layouts import LAYOUTS, Layout, deepspeed_settings, layout_en
 from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
 from vlm_pg.errors import ModelError, NotFiniteError
 from vlm_pg.models.loading import load_policy
-from vlm_pg.training.deepspeed_engine import connect, scattered_reading
+from vlm_pg.training.deepspeed_engine import connect, sharded_loading
 
 
 def run(layout: Layout, out: Path) -> None:
@@ -41,7 +41,7 @@ def read(out: Path) -> None:
     layout, said = LAYOUTS["zero3-2"], ""
     settings = deepspeed_settings(layout, out, RankLayout.here())
     try:
-        load_policy(out / "model", device="cpu", reading=scattered_reading(settings, torch.float32))
+        load_policy(out / "model", device="cpu", reading=sharded_loading(settings, torch.float32))
     except ModelError as error:
         said = str(error)
     (out / f"read-{RankLayout.here().rank}.json").write_text(json.dumps(said))

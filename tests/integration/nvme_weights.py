@@ -23,7 +23,7 @@ from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.weights import is_on_nvme
-from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, scattered_reading
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, sharded_loading
 from vlm_pg.training.settings import TrainingSettings
 
 # Each rank's half is 1 MB, so it goes to NVMe. As the file has it.
@@ -48,7 +48,7 @@ def settings_of(out: Path, ranks: RankLayout) -> TrainingSettings:
 
 def read_model(model: Path, settings: TrainingSettings) -> Policy:
     of_model = ModelSettings(path=str(model), dtype="fp32", train=("language",))
-    return load_policy(model, device="cpu", settings=of_model, reading=scattered_reading(settings, torch.float32))
+    return load_policy(model, device="cpu", settings=of_model, reading=sharded_loading(settings, torch.float32))
 
 
 def run(out: Path, ranks: RankLayout) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from vlm_pg.distributed import RankLayout, disconnect, end_rank
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, scattered_reading
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, sharded_loading
 from vlm_pg.training.settings import TrainingSettings
 
 
@@ -58,7 +58,7 @@ def run(model: str, out: Path, place: int, dtype: str) -> None:
     settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=str(file), checked_updates=0)
     of_model = ModelSettings(path=model, dtype=dtype)
     with PeakMemory() as reading:
-        around = scattered_reading(settings, torch.bfloat16 if dtype == "bf16" else torch.float32)
+        around = sharded_loading(settings, torch.bfloat16 if dtype == "bf16" else torch.float32)
         policy = load_policy(model, device="cpu", settings=of_model, reading=around)
     # Of weights, whether in memory of its own or mapped from a file.
     held = sum(p.nbytes + (p.ds_tensor.nbytes if hasattr(p, "ds_tensor") else 0) for p in policy.parameters())

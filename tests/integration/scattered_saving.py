@@ -19,7 +19,7 @@ from tests.integration.scattered_loading import PeakMemory
 from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.settings import LoraSettings, ModelSettings
-from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, scattered_reading
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, sharded_loading
 from vlm_pg.training.settings import TrainingSettings
 
 
@@ -30,7 +30,7 @@ def run(model: str, out: Path, place: int) -> None:
     settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=str(file), checked_updates=0)
     lora = LoraSettings(rank=4, alpha=8) if (Path(model) / "lora").exists() else None
     of_model = ModelSettings(path=model, train=("language",), lora=lora)
-    around = scattered_reading(settings, torch.float32)
+    around = sharded_loading(settings, torch.float32)
     policy = load_policy(model, device="cpu", settings=of_model, reading=around)
     engine = DeepSpeedEngine(policy, settings, ranks, "layers")
     saved = out / f"saved-{place}"

@@ -23,7 +23,7 @@ from vlm_pg.distributed import SINGLE_RANK, RankLayout, max_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, LoraSettings, Part
 from vlm_pg.training.engines import Engine, TorchEngine
-from vlm_pg.training.parallel import deal_update
+from vlm_pg.training.parallel import assign_update
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.training.updates import Update, UpdateSettings, update_policy
@@ -255,8 +255,8 @@ def _dealt(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budg
     engine.parallel.prompts = {group.prompt.sample_id: group.prompt for group in of_data_rank}
     engine.parallel.costs = CostModel(token=1000, pair=1, logit=10)
     own = of_data_rank[engine.ranks.sequence_rank :: engine.ranks.sequence_size]
-    share = deal_update(engine, Update(own, LEARNING_RATE, made), budget)
-    share = share.encoded_anew(engine) if step % 3 == 2 else share
+    share = assign_update(engine, Update(own, LEARNING_RATE, made), budget)
+    share = share.encoded_again(engine) if step % 3 == 2 else share
     return Update(share.groups, LEARNING_RATE, share.vision)
 
 

@@ -70,9 +70,9 @@ def run_stage(stage: Stage, folder: Path, ranks: RankLayout) -> None:
     settings = ModelSettings(path=str(folder / "base"), dtype=layout.dtype, train=layout.trained, lora=lora)
     reading = nullcontext()
     if layout.zero is not None:
-        from vlm_pg.training.deepspeed_engine import scattered_reading
+        from vlm_pg.training.deepspeed_engine import sharded_loading
 
-        reading = scattered_reading(deepspeed_settings(layout, folder, ranks), DTYPES[layout.dtype])
+        reading = sharded_loading(deepspeed_settings(layout, folder, ranks), DTYPES[layout.dtype])
     policy = load_policy(start, device="cpu", settings=settings, weights_version=stage.first, reading=reading)
     engine = engine_around(layout, folder, ranks, policy)
     if stage.start is not None:

@@ -15,7 +15,7 @@ from vlm_pg.distributed import gather_objects
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.versions import versions
 
-# What hosts may have of their own, with all keys inside; of the DeepSpeed file the content counts.
+# Settings that may differ between hosts, with all keys inside; of the DeepSpeed file the content counts.
 OF_A_HOST = frozenset(
     ("data.media_root", "media.workers", "rollout.server.url", "training.torch_threads", "training.deepspeed_config")
 )
@@ -27,9 +27,9 @@ def refuse_differences(config: RunConfig) -> None:
     """A collective: all ranks raise, or none.
 
     Raises:
-        ConfigError: settings, versions, vlm_pg's sources or files of the user's own code are not the same everywhere.
+        ConfigError: settings, versions, vlm_pg's sources or user code differ between ranks.
     """
-    facts = how_started(config)
+    facts = run_facts(config)
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     if len(set(gather_objects(digest))) == 1:
         return
@@ -43,16 +43,19 @@ def refuse_differences(config: RunConfig) -> None:
     )
 
 
-def how_started(config: RunConfig) -> dict[str, str]:
+def run_facts(config: RunConfig) -> dict[str, str]:
     """Everything that must be the same on all ranks, by name."""
     facts = {f"version of {name}": found for name, found in versions().items()}
-    facts["source files of vlm_pg"] = _digest_of_package()
+    sources, folder = hashlib.sha256(), Path(vlm_pg.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        sources.update(f"{path.relative_to(folder)}\0{_digest_of_file(path)}\0".encode())
+    facts["source files of vlm_pg"] = sources.hexdigest()[:16]
     settings = dict(_flat(config.model_dump(mode="json")))
     for key, value in settings.items():
         if not any(key == own or key.startswith(f"{own}.") for own in OF_A_HOST):
             facts[key] = json.dumps(value)
     if config.training.deepspeed_config is not None:
-        facts |= _of_deepspeed_file(Path(config.training.deepspeed_config))
+        facts |= _deepspeed_facts(Path(config.training.deepspeed_config))
     functions = [config.algorithm.loss, config.algorithm.advantages, *(one.function for one in config.reward.functions)]
     for name in functions:
         file = name.rpartition(":")[0]
@@ -62,20 +65,20 @@ def how_started(config: RunConfig) -> dict[str, str]:
 
 
 def differences(hosts: Sequence[str], of_ranks: Sequence[Mapping[str, str]]) -> list[str]:
-    """A line for each name whose value is not the same everywhere, with the ranks that have each value.
+    """A line for each name with differing values, with the ranks of each value.
 
     Args:
         hosts: of each rank.
-        of_ranks: ``how_started`` of each rank.
+        of_ranks: ``run_facts`` of each rank.
     """
     lines = []
     for name in sorted(set().union(*of_ranks)):
-        having: dict[str, list[int]] = {}
+        ranks_by_value: dict[str, list[int]] = {}
         for rank, facts in enumerate(of_ranks):
-            having.setdefault(facts.get(name, NOT_SET), []).append(rank)
-        if len(having) > 1:
-            sides = [f"{printable(v, VALUE_CHARACTERS)} on {_named(ranks, hosts)}" for v, ranks in having.items()]
-            lines.append(f"{name}: {', '.join(sides)}")
+            ranks_by_value.setdefault(facts.get(name, NOT_SET), []).append(rank)
+        if len(ranks_by_value) > 1:
+            values = [f"{printable(v, VALUE_CHARACTERS)} on {_named(r, hosts)}" for v, r in ranks_by_value.items()]
+            lines.append(f"{name}: {', '.join(values)}")
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
 
 
@@ -100,24 +103,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _of_deepspeed_file(path: Path) -> dict[str, str]:
-    """Its content, by key; each rank reports a faulty file later."""
+def _deepspeed_facts(path: Path) -> dict[str, str]:
+    """The file's content, by key; each rank reports a faulty file later."""
     name = "training.deepspeed_config"
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {name: UNREADABLE}
+        content = None
     if not isinstance(content, dict):
         return {name: UNREADABLE}
     return {f"{name}, {key}": json.dumps(value) for key, value in _flat(content)}
-
-
-def _digest_of_package() -> str:
-    digest = hashlib.sha256()
-    folder = Path(vlm_pg.__file__).parent
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(f"{path.relative_to(folder)}\0{_digest_of_file(path)}\0".encode())
-    return digest.hexdigest()[:16]
 
 
 def _digest_of_file(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Gradients and optimizer state: of torch, whole on every rank, or of DeepSpeed, divided."""
+"""Gradients and optimizer states: the interface, and torch's engine, which has all of them on every rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vlm_pg.training.settings import TrainingSettings
 if TYPE_CHECKING:
     from vlm_pg.training.parallel import Parallel
 
-# Of one file of weights: what rank 0 holds beside its share while weights that are divided are saved.
+# Of one file of weights: rank 0 holds so much beside its share while sharded weights are saved.
 SHARD_BYTES = 5 * 10**9
 
 
@@ -44,18 +44,15 @@ class Engine(ABC):
     policy: Policy
     module: Callable[..., Any]
     ranks: RankLayout = SINGLE_RANK
-    # What several processes do together in a step; None for one process.
-    parallel: Parallel | None = None
+    parallel: Parallel | None = None  # None for one process
     # The processes that share this one's token streams.
     sequence: SequenceGroup = SINGLE_SP_RANK
-    # All processes, where they divide the frames of a tower that trains among themselves.
+    # All processes, if they divide the frames of a trained tower.
     everyone: SequenceGroup = SINGLE_SP_RANK
-    # For the line a run begins with.
     description: str
-    # What backward() multiplies losses by before they reach the graph.
+    # Factor by which backward() multiplies losses.
     loss_scale: float = 1.0
-    # Whether the first and the last backward of an update must reach every trained weight, with zeros where it has no
-    # part in the loss.
+    # Whether the first and the last backward of an update must reach every trained weight, with zeros if need be.
     needs_every_weight: bool = False
     rates: PartRates
 
@@ -68,7 +65,7 @@ class Engine(ABC):
 
             self.parallel = Parallel(self)
             if settings.balance and ranks.data_size > 1 and policy.settings.share_prefix:
-                self.everyone = SequenceGroup.of_everybody(ranks)
+                self.everyone = SequenceGroup.of_all(ranks)
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool) -> None:
@@ -79,7 +76,7 @@ class Engine(ABC):
         """Clip, update the weights, clear the gradients; the gradient's global norm before clipping.
 
         Args:
-            learning_rate: of all parts without a peak of their own; theirs is scaled alike.
+            learning_rate: of parts without a peak of their own; others are scaled alike.
 
         Raises:
             NotFiniteError: the norm is not finite, and weights and optimizer state are untouched; or the updated
@@ -87,23 +84,23 @@ class Engine(ABC):
         """
 
     def part_norms(self) -> dict[Part, float]:
-        """Each trained part's share of the last step's norm, where the engine has whole gradients to tell it by."""
+        """The last step's gradient norm of each trained part, if the engine has whole gradients."""
         return {}
 
     @property
     @abstractmethod
     def states(self) -> OptimizerStates:
-        """What the optimizer keeps of each weight, and this rank of it."""
+        """The optimizer's states, of which this rank holds some or all."""
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write what a bitwise resume needs beside the weights; called on every rank."""
+        """Write the states that a bitwise resume needs beside the weights; called on every rank."""
         states = self.states
         if self.policy.weights_version and not states.updates:
-            raise RuntimeError("The optimizer has no states after an update, or keeps them where they are not found.")
+            raise RuntimeError("The optimizer has no states after an update, or keeps them elsewhere.")
         write_states(folder, states, self.ranks)
 
     def load_optimizer(self, folder: Path) -> None:
-        """The inverse, on a policy that already holds the checkpoint's weights; whatever layout has written them.
+        """The inverse, on a policy with the checkpoint's weights; the writing layout may be another one.
 
         Raises:
             CheckpointError: they are of other weights, not whole, or cannot be read.
@@ -116,8 +113,9 @@ class Engine(ABC):
             )
         self._states_loaded(updates)
 
-    def _states_loaded(self, updates: int) -> None:  # noqa: B027  # most have nothing to do
-        """After so many updates the run goes on."""
+    @abstractmethod
+    def _states_loaded(self, updates: int) -> None:
+        """Called when states of so many updates have been loaded."""
 
     def save_weights(self, folder: Path) -> None:
         """Write the model, or its adapter alone, as ``save_pretrained`` does; called on every rank."""
@@ -126,10 +124,8 @@ class Engine(ABC):
 
     @contextmanager
     def gathered_parameters(self) -> Iterator[None]:
-        """Around generation and evaluation: inside, ranks use the policy independently, without gradients.
-
-        No other collectives inside: the weights may be gathered in lockstep.
-        """
+        """Inside, ranks use the policy independently, without gradients and without other collectives: the weights may
+        be gathered in lockstep."""
         yield
 
     @contextmanager
@@ -144,10 +140,8 @@ class Engine(ABC):
 
 
 def keeps_masters(policy: Policy, trained: Iterable[torch.Tensor]) -> bool:
-    """Whether a checkpoint holds fp32 copies of the trained weights; else the weights are fp32 themselves.
-
-    The same for every engine: of a bf16 model the adapter's weights are fp32 under one and bf16 under another.
-    """
+    """Whether a checkpoint holds fp32 copies of the trained weights, the same for every engine: an adapter's weights in
+    a bf16 model are fp32 under one and bf16 under another."""
     return policy.dtype != torch.float32 or any(weight.dtype != torch.float32 for weight in trained)
 
 
@@ -179,10 +173,9 @@ def check_updated(policy: Policy, found: Sequence[str]) -> None:
 
 
 class TorchEngine(Engine):
-    """AdamW, all weights on every rank. bf16 weights keep an fp32 copy that takes gradients and updates.
+    """AdamW, all weights on every rank. bf16 weights have an fp32 copy that takes gradients and updates.
 
-    Gradients stay on their rank until the update's end and are then summed over ranks once, in fp32. Every rank then
-    makes the same step.
+    Gradients are summed over ranks once, in fp32, at the update's end. Every rank then makes the same step.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, ranks: RankLayout = SINGLE_RANK):
@@ -215,13 +208,13 @@ class TorchEngine(Engine):
 
     def step(self, learning_rate: float) -> float:
         for master in self._masters:
-            # A weight that had no part in the update (the tower, where all questions were text) has gradient zero, as
-            # under DeepSpeed: Adam's moments decay and move it on, and weight decay holds.
+            # A weight without gradient (the tower, if all questions were text) gets zeros, as under DeepSpeed: Adam's
+            # moments and weight decay still apply.
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
         if self.ranks.world_size > 1:
             sum_tensors_over_ranks([master.grad for master in self._masters if master.grad is not None])
-        self._part_norms = self._norms_of_parts()
+        self._part_norms = self._compute_part_norms()
         norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
         check_finite(norm)
         self.rates.set(self._optimizer.param_groups, learning_rate)
@@ -237,8 +230,7 @@ class TorchEngine(Engine):
     def part_norms(self) -> dict[Part, float]:
         return self._part_norms
 
-    def _norms_of_parts(self) -> dict[Part, float]:
-        """Nothing where one part is all that trains."""
+    def _compute_part_norms(self) -> dict[Part, float]:
         if len(self.rates.parts) == 1:
             return {}
         gradients: dict[Part, list[torch.Tensor]] = {part: [] for part in self.rates.parts}

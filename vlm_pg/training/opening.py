@@ -1,4 +1,4 @@
-"""The folder a run works in: locked, opened or made, and compared with what an earlier start has left there."""
+"""A run's folder: locked, created or reopened, and compared with the earlier start; and its summary.json."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.files import find_non_finite
 from vlm_pg.observe.run_folder import Presence, RunFolder, refuse_no_run_folder
 from vlm_pg.observe.run_lock import LOCK, RunLock
-from vlm_pg.training.saving import changed_settings, set_aside
+from vlm_pg.training.saving import archive_logs, changed_settings
 
 
 class OpenFolder:
-    """One run's hold on its folder. Rank 0 locks and writes; every rank may ask.
+    """Lock and preparation of a run's folder. Rank 0 locks and writes; methods are called on every rank.
 
     Args:
-        stack: gives the lock back when it ends.
+        stack: releases the lock when it ends.
 
     Raises:
         ConfigError: another run works there or has begun to, or the path holds something that is not a run.
@@ -41,27 +41,29 @@ class OpenFolder:
         self.path = Path(config.run.dir)
         self._lock: RunLock | None = None
         # Hold the run lock before resuming or archiving the folder.
-        problem = ranks.first_says(self._lock_earlier_run)
-        if problem is not None:
-            raise ConfigError(problem)
+        self._checked_on_rank0(self._lock_existing)
 
-    def _lock_earlier_run(self) -> str | None:
-        try:
-            refuse_no_run_folder(self.path)
-            if self.path.is_dir():
-                self._take_lock()
-        except (ConfigError, OSError) as error:
-            return str(error)
+    def _checked_on_rank0(self, lock: Callable[[], str | None]) -> None:
+        def problem() -> str | None:
+            try:
+                return lock()
+            except (ConfigError, OSError) as error:
+                return str(error)
+
+        if (found := self._ranks.from_rank0(problem)) is not None:
+            raise ConfigError(found)
+
+    def _lock_existing(self) -> str | None:
+        refuse_no_run_folder(self.path)
+        if self.path.is_dir():
+            self._take_lock()
         return None
 
-    def _lock_what_came_since(self) -> str | None:
+    def _lock_new(self) -> str | None:
         """Another run may have begun in the folder while this one's model was loaded."""
         if self._lock is not None or not self.path.is_dir():
             return None
-        try:
-            self._take_lock()
-        except (ConfigError, OSError) as error:
-            return str(error)
+        self._take_lock()
         if self._config.run.resume != "never" and any(entry.name != LOCK for entry in self.path.iterdir()):
             return (
                 f"Another run has worked in run.dir '{self.path}' while this one was starting. Start again to go on "
@@ -75,27 +77,24 @@ class OpenFolder:
         self._lock = RunLock.take(self.path, self._warn)
         self._stack.callback(self._lock.release)
 
-    def open(self, begins_again: bool) -> tuple[RunFolder, Presence | None]:
-        """Make the folder ready and write the configuration into it.
+    def open(self, from_step_1: bool) -> tuple[RunFolder, Presence | None]:
+        """Prepare the folder and write the configuration into it.
 
         Args:
-            begins_again: the run starts at step 1: what an earlier start has logged of such steps is moved aside.
+            from_step_1: logs of an earlier start are archived.
 
         Returns:
-            The folder, and on rank 0 how to tell that it is still there.
+            The folder, and on rank 0 the check that it still exists.
         """
-        folder = RunFolder(self.path)
-        presence = None
-        problem = self._ranks.first_says(self._lock_what_came_since)
-        if problem is not None:
-            raise ConfigError(problem)
+        folder, presence = RunFolder(self.path), None
+        self._checked_on_rank0(self._lock_new)
         if self._ranks.is_rank0:
             resuming = self._config.run.resume != "never"
             before = self._settings_before(folder) if resuming else None
             folder = RunFolder.create(self.path, resume=resuming, announce=self._info)
             if self._lock is None or not resuming:
                 self._take_lock()
-            for moved in set_aside(self.path) if begins_again else ():
+            for moved in archive_logs(self.path) if from_step_1 else ():
                 self._warn(
                     f"no checkpoint of the run in {self.path} was finished, so it begins at step 1 again; what it had "
                     f"logged is now {moved}"
@@ -110,7 +109,7 @@ class OpenFolder:
         return folder, presence
 
     def _settings_before(self, folder: RunFolder) -> dict[str, Any] | None:
-        """The run's settings when it was last started; a file that does not hold them is moved aside."""
+        """The run's settings when it was last started; a damaged file is moved aside."""
         if not folder.config.is_file():
             return None
         try:
@@ -128,45 +127,34 @@ class OpenFolder:
 
 
 class RunSummary:
-    """The growing content of summary.json. Only rank 0 writes; every rank may ask."""
+    """The growing ``values`` of summary.json; rank 0 writes them."""
 
-    def __init__(self, folder: RunFolder, ranks: RankLayout, values: dict[str, Any], was_finished: bool = False):
-        self._folder, self._ranks = folder, ranks
-        self._values = values
-        self.was_finished = was_finished
-
-    @classmethod
-    def open(
-        cls, folder: RunFolder, ranks: RankLayout, resumed: bool, warn: Callable[[str], None] = print
-    ) -> RunSummary:
+    def __init__(self, folder: RunFolder, ranks: RankLayout, resumed: bool, warn: Callable[[str], None] = print):
         """Empty for a new run; a resumed run keeps its evaluation before training, if the file can be read."""
+        self._folder, self._ranks = folder, ranks
+        self.values: dict[str, Any] = {}
+        self.was_finished = False
         if not resumed or not folder.summary.is_file():
-            return cls(folder, ranks, {})
+            return
         try:
             earlier = json.loads(folder.summary.read_bytes())
         except FileNotFoundError:  # another rank has just moved a damaged one
-            return cls(folder, ranks, {})
+            return
         except (ValueError, RecursionError):
             earlier = None
         evaluated = earlier.get("eval_before", {}) if isinstance(earlier, dict) else None
-        if not isinstance(earlier, dict) or not isinstance(evaluated, dict) or find_non_finite(evaluated) is not None:
+        if not isinstance(evaluated, dict) or find_non_finite(evaluated) is not None:
             if ranks.is_rank0:
                 moved = folder.summary.rename(folder.summary.with_name(f"{folder.summary.name}.damaged"))
                 warn(f"{folder.summary} is damaged: an evaluation before training is lost; moved it to {moved}")
-            return cls(folder, ranks, {})
-        values = {"eval_before": evaluated} if "eval_before" in earlier else {}
-        return cls(folder, ranks, values, earlier.get("finished") is True)
-
-    def has(self, key: str) -> bool:
-        return key in self._values
-
-    def set(self, key: str, value: Any) -> None:
-        """Add one entry and write the file."""
-        self.write(**{key: value})
+            return
+        if "eval_before" in earlier:
+            self.values["eval_before"] = evaluated
+        self.was_finished = earlier.get("finished") is True
 
     def write(self, **values: Any) -> None:
         """Add entries and write the file."""
-        self._values.update(values)
-        self._values.setdefault("finished", False)
+        self.values.update(values)
+        self.values.setdefault("finished", False)
         if self._ranks.is_rank0:
-            self._folder.write_summary(self._values)
+            self._folder.write_summary(self.values)

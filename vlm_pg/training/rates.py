@@ -1,4 +1,4 @@
-"""Learning rates of the model's parts: groups of an optimizer's weights, and what a step's rate is in each of them."""
+"""Learning rates of the model's parts and of each step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ def trained_weights(policy: Policy) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 class PartRates:
-    """How a policy's trained weights fall into groups of one learning rate, in the order of the model's parts.
-
-    Parts of equal rates are one group: without ``training.learning_rates`` there is one.
-    """
+    """Groups of trained weights with one learning rate, in the order of the model's parts; parts of equal rates are one
+    group."""
 
     def __init__(self, policy: Policy, settings: TrainingSettings):
         self._of_name = policy.family.part_of
@@ -39,7 +37,7 @@ class PartRates:
         ]
 
     def set(self, groups: Sequence[dict[str, Any]], learning_rate: float) -> None:
-        """Let an optimizer's groups go on with a step's ``learning_rate``, or the same share of their own peak."""
+        """Set an optimizer's groups to a step's ``learning_rate``, or the same share of their own peak."""
         for group, peak in zip(groups, self._rates, strict=True):
             group["lr"] = self._scaled(peak, learning_rate)
 

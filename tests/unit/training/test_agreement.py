@@ -10,7 +10,7 @@ import pytest
 
 from vlm_pg.config import RunConfig
 from vlm_pg.training import agreement
-from vlm_pg.training.agreement import differences, how_started
+from vlm_pg.training.agreement import differences, run_facts
 
 
 def config(**sections: Any) -> RunConfig:
@@ -19,7 +19,7 @@ def config(**sections: Any) -> RunConfig:
 
 
 def changed(before: RunConfig, after: RunConfig) -> set[str]:
-    old, new = how_started(before), how_started(after)
+    old, new = run_facts(before), run_facts(after)
     return {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
 
 
@@ -59,21 +59,21 @@ def test_of_a_deepspeed_file_the_content_counts(tmp_path: Path) -> None:
 def test_the_users_own_code_counts(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     own = config(reward={"functions": [{"function": f"{file}:f"}]}, algorithm={"loss": f"{file}:g"})
-    absent = how_started(own)
+    absent = run_facts(own)
     file.write_text("def f(): ...")
-    first = how_started(own)
+    first = run_facts(own)
     file.write_text("def f(): return 1")
-    assert len({facts[f"content of {file}"] for facts in (absent, first, how_started(own))}) == 3
+    assert len({facts[f"content of {file}"] for facts in (absent, first, run_facts(own))}) == 3
 
 
 def test_sources_and_versions_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    facts = how_started(config())
+    facts = run_facts(config())
     assert {"version of python", "version of torch", "version of transformers", "version of deepspeed"} < facts.keys()
     (tmp_path / "a.py").write_text("1")
     monkeypatch.setattr(agreement.vlm_pg, "__file__", str(tmp_path / "__init__.py"))
-    other = how_started(config())
+    other = run_facts(config())
     (tmp_path / "a.py").write_text("2")
-    assert len({found["source files of vlm_pg"] for found in (facts, other, how_started(config()))}) == 3
+    assert len({found["source files of vlm_pg"] for found in (facts, other, run_facts(config()))}) == 3
 
 
 def test_who_has_what_is_said() -> None:

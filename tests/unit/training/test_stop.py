@@ -15,11 +15,11 @@ import torch
 from tests.support.groups import tiny_policy
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.distributed import SINGLE_RANK, AgreedStop, agree_to_go_on, no_way_back
+from vlm_pg.distributed import SINGLE_RANK, AgreedStop, check_stop, forbid_stop
 from vlm_pg.training.engines import TorchEngine
 from vlm_pg.training.main import _Run
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.stop import LISTENED, StopRequest
+from vlm_pg.training.stop import SIGNALS, StopRequest
 from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 
 
@@ -36,13 +36,13 @@ def test_signals_are_heard_and_told_apart(number: signal.Signals, interrupted: b
 def test_nobody_leaves_outside_of_the_block_or_behind_the_point_of_no_return() -> None:
     stop = StopRequest(SINGLE_RANK)
     stop.asked = True
-    agree_to_go_on()
+    check_stop()
     with stop.together():
-        no_way_back()
-        agree_to_go_on()
+        forbid_stop()
+        check_stop()
     with pytest.raises(AgreedStop), stop.together():
-        agree_to_go_on()
-    agree_to_go_on()
+        check_stop()
+    check_stop()
 
 
 def test_behind_a_block_within_another_the_other_goes_on() -> None:
@@ -50,19 +50,19 @@ def test_behind_a_block_within_another_the_other_goes_on() -> None:
     around.asked = True
     with around.together():
         with within.together():
-            agree_to_go_on()
-            no_way_back()
+            check_stop()
+            forbid_stop()
         with pytest.raises(AgreedStop):
-            agree_to_go_on()
-    agree_to_go_on()
+            check_stop()
+    check_stop()
 
 
 def test_handlers_are_put_back_where_listening_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = [signal.getsignal(number) for number in LISTENED]
+    usual = [signal.getsignal(number) for number in SIGNALS]
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     with pytest.raises(RuntimeError, match="new thread"), StopRequest(replace(SINGLE_RANK, world_size=2)).listening():
         pass
-    assert [signal.getsignal(number) for number in LISTENED] == usual
+    assert [signal.getsignal(number) for number in SIGNALS] == usual
 
 
 @pytest.mark.parametrize("may_stop", [True, False])

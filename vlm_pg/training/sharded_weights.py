@@ -1,4 +1,4 @@
-"""Weights that lie with several ranks (ZeRO-3) as the files that ``save_pretrained`` writes, gathered one by one."""
+"""Saving of sharded weights (ZeRO-3) as ``save_pretrained`` does, gathered one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS, INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
 Gathered = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
 
 
-def save_scattered(model: Any, folder: Path, gathered: Gathered, is_writer: bool, shard_bytes: int) -> None:
+def save_sharded(model: Any, folder: Path, gathered: Gathered, is_writer: bool, shard_bytes: int) -> None:
     """Write a transformers model, or its adapter alone, into ``folder``; called on every rank.
 
     The writer holds up to one file's tensors and one weight beside its share, the other ranks one weight.
@@ -43,21 +43,24 @@ def save_scattered(model: Any, folder: Path, gathered: Gathered, is_writer: bool
         model.save_pretrained(folder, state_dict={})  # configuration and code
     tensors: dict[str, torch.Tensor] = {}
     for name in plan.order:
-        whole = _whole(model, name, gathered, is_writer)
-        for made, tensor in plan.stored.made_of(whole).items() if is_writer else ():
-            tensors[made] = tensor.contiguous()
-            file = plan.files[made]
-            if len(of_file := [made for made in tensors if plan.files[made] == file]) == plan.sizes[file]:
-                save_file({made: tensors.pop(made) for made in of_file}, folder / file, metadata={"format": "pt"})
+        tensor, whole = model.get_parameter_or_buffer(name), {}
+        with gathered([tensor] if is_shard(tensor) else []):
+            if is_writer:
+                whole = {name: tensor.detach().to("cpu", copy=True)}
+        for key, tensor in plan.converter.to_stored(whole).items() if is_writer else ():
+            tensors[key] = tensor.contiguous()
+            file = plan.files[key]
+            if len(of_file := [key for key in tensors if plan.files[key] == file]) == plan.sizes[file]:
+                save_file({key: tensors.pop(key) for key in of_file}, folder / file, metadata={"format": "pt"})
     if is_writer and len(plan.sizes) > 1:
         (folder / INDEX).write_text(plan.index)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """``order``: of weights, as their tensors follow in the files. ``sizes``: how many tensors a file has."""
+    """``order``: of weights, by their tensors in the files. ``sizes``: number of tensors of each file."""
 
-    stored: _AsStored
+    converter: _Converter
     order: list[str]
     files: dict[str, str]
     sizes: dict[str, int]
@@ -65,27 +68,27 @@ class _Plan:
 
 
 def _plan(model: Any, shard_bytes: int) -> _Plan | None:
-    """Names, shapes and files without any data; None where a tensor of the files is made of several weights."""
+    """Names, shapes and files without data; None if a tensor of the files is made of several weights."""
     from huggingface_hub import split_torch_state_dict_into_shards
 
     empty = _without_data(model)
-    stored = _AsStored(model, empty)
-    made_of = {name: _contiguous(stored.made_of({name: tensor})) for name, tensor in empty.items()}
-    everything = _contiguous(stored.made_of(empty))
-    apart = {made: tensor.shape for tensors in made_of.values() for made, tensor in tensors.items()}
-    if apart != {made: tensor.shape for made, tensor in everything.items()}:
+    converter = _Converter(model, empty)
+    by_weight = {name: _contiguous(converter.to_stored({name: tensor})) for name, tensor in empty.items()}
+    everything = _contiguous(converter.to_stored(empty))
+    one_by_one = {key: tensor.shape for tensors in by_weight.values() for key, tensor in tensors.items()}
+    if one_by_one != {key: tensor.shape for key, tensor in everything.items()}:
         return None
     split = split_torch_state_dict_into_shards(everything, filename_pattern=WEIGHTS, max_shard_size=shard_bytes)
     total = {"total_parameters": sum(map(num_elements, model.parameters())), **split.metadata}
     index = json.dumps({"metadata": total, "weight_map": split.tensor_to_filename}, indent=2, sort_keys=True) + "\n"
-    place = {made: number for number, made in enumerate(everything)}
-    order = sorted(made_of, key=lambda name: min(place[made] for made in made_of[name]))
+    position = {key: number for number, key in enumerate(everything)}
+    order = sorted(by_weight, key=lambda name: min(position[key] for key in by_weight[name]))
     sizes = {file: len(names) for file, names in split.filename_to_tensors.items()}
-    return _Plan(stored, order, split.tensor_to_filename, sizes, index)
+    return _Plan(converter, order, split.tensor_to_filename, sizes, index)
 
 
 def _without_data(model: Any) -> dict[str, torch.Tensor]:
-    """Weights and buffers without data; of weights that are tied the one that transformers keeps."""
+    """Weights and buffers without data; of tied weights the one that transformers saves."""
     from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
     empty = {
@@ -96,10 +99,10 @@ def _without_data(model: Any) -> dict[str, torch.Tensor]:
     return remove_tied_weights_from_state_dict(empty, model)
 
 
-class _AsStored:
-    """Weights under the names, and cut as in the files that the model was read from.
+class _Converter:
+    """Converts weights to names and shapes of the files the model was read from.
 
-    Conversions ask the model for shapes of weights, and gathered one by one most of them have none: they ask this.
+    Stands in for the model, which conversions ask for shapes: gathered one by one, most weights have none.
     """
 
     def __init__(self, model: Any, whole: Mapping[str, torch.Tensor]):
@@ -111,7 +114,7 @@ class _AsStored:
     def get_parameter(self, name: str) -> torch.Tensor:
         return self._whole[name]
 
-    def made_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def to_stored(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         from transformers.core_model_loading import revert_weight_conversion
 
         return revert_weight_conversion(cast(Any, self), dict(tensors))
@@ -120,10 +123,3 @@ class _AsStored:
 def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies: parts of a weight would count as the whole of it."""
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
-
-
-def _whole(model: Any, name: str, gathered: Gathered, is_writer: bool) -> dict[str, torch.Tensor]:
-    """The writer's copy of one weight."""
-    tensor = model.get_parameter_or_buffer(name)
-    with gathered([tensor] if is_shard(tensor) else []):
-        return {name: tensor.detach().to("cpu", copy=True)} if is_writer else {}
