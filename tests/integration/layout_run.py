@@ -10,31 +10,26 @@ import json
 import sys
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 
 from tests.support.layouts import LAYOUTS, Layout, layout_engine, train_steps, weights
-from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
-from vlm_pg.training.deepspeed_engine import connect
+from tests.support.ranks import connected_ranks
+from vlm_pg.distributed import RankLayout, barrier
 
 
 def run(layout: Layout, out: Path) -> None:
     ranks = RankLayout(RankLayout.here().rank, RankLayout.here().world_size, layout.sequence)
     assert ranks.world_size == layout.ranks
     engine = layout_engine(layout, out, ranks)
-    said = train_steps(engine, ranks, deal=layout.dealt)
+    metrics = train_steps(engine, ranks, balance=layout.balanced)
     after = weights(engine)
     if ranks.is_rank0:
-        metadata = {"description": engine.description, "metrics": json.dumps(said)}
+        metadata = {"description": engine.description, "metrics": json.dumps(metrics)}
         save_file(after, out / f"{layout.name}.safetensors", metadata=metadata)
     barrier()
 
 
 if __name__ == "__main__":
-    out, *names = sys.argv[1:]
-    torch.set_num_threads(1)
-    connect()
-    for name in names:
-        run(LAYOUTS[name], Path(out))
-    disconnect()
-    end_rank(0)
+    with connected_ranks():
+        for name in sys.argv[2:]:
+            run(LAYOUTS[name], Path(sys.argv[1]))

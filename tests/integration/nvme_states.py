@@ -1,6 +1,6 @@
 """Optimizer states on NVMe, saved and loaded: python -m torch.distributed.run ... -m ... OUT DTYPE, on one rank.
 
-Writes OUT/said.json: name -> which weights and states differ.
+Writes OUT/differ.json: name -> which weights and states differ.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tests.support.layouts import LAYOUTS, train_steps, training_settings
+from tests.support.ranks import connected_ranks
 from tests.support.stages import QUESTIONS, equal_checkpoints
 from tests.support.tiny import tiny_model, tiny_processor
-from vlm_pg.distributed import RankLayout, disconnect, end_rank
+from vlm_pg.distributed import RankLayout
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
 # Large enough for DeepSpeed to put its groups of weights on NVMe, all but one.
 WIDER = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2}
@@ -59,22 +58,19 @@ def run(out: Path, dtype: str) -> dict[str, list[str]]:
     whole = step(make_engine(out, out / "base", dtype, nvme=True), 0)
     first = save(whole, out / "first")
     second = save(step(whole, 1), out / "second")
-    said = {}
+    differ = {}
     for name, nvme in (("memory", False), ("nvme", True)):
         loaded = make_engine(out, first, dtype, nvme)
         loaded.load_optimizer(first)
-        said[f"{name} from nvme"] = equal_checkpoints(first, save(loaded, out / name))
+        differ[f"{name} from nvme"] = equal_checkpoints(first, save(loaded, out / name))
         further = save(step(loaded, 1), out / f"{name}-further")
-        said[f"{name} goes on"] = equal_checkpoints(second, further)
+        differ[f"{name} goes on"] = equal_checkpoints(second, further)
     back = make_engine(out, out / "memory-further", dtype, nvme=True)
     back.load_optimizer(out / "memory-further")
-    said["nvme from memory"] = equal_checkpoints(out / "memory-further", save(back, out / "back"))
-    return said
+    differ["nvme from memory"] = equal_checkpoints(out / "memory-further", save(back, out / "back"))
+    return differ
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    connect()
-    (Path(sys.argv[1]) / "said.json").write_text(json.dumps(run(Path(sys.argv[1]), sys.argv[2])))
-    disconnect()
-    end_rank(0)
+    with connected_ranks():
+        (Path(sys.argv[1]) / "differ.json").write_text(json.dumps(run(Path(sys.argv[1]), sys.argv[2])))

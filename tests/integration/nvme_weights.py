@@ -1,6 +1,6 @@
 """NaN in weights that lie on NVMe: python -m torch.distributed.run ... -m ... OUT.
 
-Every rank writes OUT/said-<rank>.json: which weights are on NVMe and whether they are gathered as they were read, and
+Every rank writes OUT/found-<rank>.json: which weights are on NVMe and whether they are gathered as they were read, and
 the errors of an update that leaves NaN on rank 1 and of reading a model with NaN there.
 """
 
@@ -16,14 +16,15 @@ from safetensors.torch import load_file, save_file
 
 from tests.integration.nvme_states import WIDER
 from tests.support.layouts import LAYOUTS, train_steps, training_settings
+from tests.support.ranks import connected_ranks
 from tests.support.tiny import tiny_model, tiny_processor
-from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
+from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ModelError, NotFiniteError
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.weights import is_on_nvme
-from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect, sharded_loading
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, sharded_loading
 from vlm_pg.training.settings import TrainingSettings
 
 # Each rank's half is 1 MB, so it goes to NVMe. As the file has it.
@@ -38,8 +39,8 @@ def save_model(folder: Path) -> None:
 
 
 def settings_of(out: Path, ranks: RankLayout) -> TrainingSettings:
-    place = {"device": "nvme", "nvme_path": str(out), "buffer_size": 2**20, "max_in_cpu": 0}
-    zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "offload_param": place}
+    nvme = {"device": "nvme", "nvme_path": str(out), "buffer_size": 2**20, "max_in_cpu": 0}
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 0, "offload_param": nvme}
     zero["offload_optimizer"] = {"device": "cpu"}
     file = out / f"deepspeed-{ranks.rank}.json"
     file.write_text(json.dumps({"zero_optimization": zero, "zero_force_ds_cpu_optimizer": False}))
@@ -52,7 +53,7 @@ def read_model(model: Path, settings: TrainingSettings) -> Policy:
 
 
 def run(out: Path, ranks: RankLayout) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     if ranks.is_rank0:
         save_model(out / "whole")
         tensors = load_file(out / "whole" / "model.safetensors")
@@ -66,7 +67,7 @@ def run(out: Path, ranks: RankLayout) -> dict[str, Any]:
     with engine.full_weights():
         got = {name: weight.detach().clone() for name, weight in engine.policy.model.named_parameters()}
     read = dict(load_policy(out / "whole", device="cpu").model.named_parameters())
-    said["on nvme"] = {name: torch.equal(got[name], read[name]) for name in on_nvme}
+    found["on nvme"] = {name: torch.equal(got[name], read[name]) for name in on_nvme}
     train_steps(engine, ranks, steps=[0], questions=2)
     for piece in engine.states.slices() if ranks.rank else ():
         if piece.kind == "exp_avg" and piece.weight.endswith("layers.1.mlp.down_proj.weight"):
@@ -74,20 +75,16 @@ def run(out: Path, ranks: RankLayout) -> dict[str, Any]:
     try:
         train_steps(engine, ranks, steps=[1], questions=2)
     except NotFiniteError as error:
-        said["update"] = str(error)
+        found["update"] = str(error)
     try:
         read_model(out / "broken", settings)
     except ModelError as error:
-        said["read"] = str(error)
+        found["read"] = str(error)
     barrier()
-    return said
+    return found
 
 
 if __name__ == "__main__":
-    out = Path(sys.argv[1])
-    torch.set_num_threads(1)
-    connect()
-    ranks = RankLayout.here()
-    (out / f"said-{ranks.rank}.json").write_text(json.dumps(run(out, ranks)))
-    disconnect()
-    end_rank(0)
+    with connected_ranks() as ranks:
+        found = run(Path(sys.argv[1]), ranks)
+        Path(sys.argv[1], f"found-{ranks.rank}.json").write_text(json.dumps(found))

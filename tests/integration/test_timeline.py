@@ -43,7 +43,7 @@ def steps_of(slices: Sequence[dict[str, Any]], rank: int = 0) -> list[int]:
     return [event["args"]["step"] for event in slices if event["name"] == "step" and event["pid"] == rank]
 
 
-def test_a_rank_that_is_done_is_seen_to_wait_for_the_other(tmp_path: Path) -> None:
+def test_waiting_for_the_other_rank_is_in_the_time_line(tmp_path: Path) -> None:
     """Rank 1 is slow in checking: rank 0's wait lasts until it is done. Both ranks' slices lie in one file."""
     config = short_run(tmp_path)
     (tmp_path / "spread.py").write_text(SLOW_ON_RANK_1)
@@ -60,26 +60,20 @@ def test_a_rank_that_is_done_is_seen_to_wait_for_the_other(tmp_path: Path) -> No
                 whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
                 for event in of_step
             )
-        for step in (1, 2, 3):
-            (checked,) = (
-                event["ts"] + event["dur"]
-                for event in slices
-                if event["pid"] == 1 and event["args"].get("step") == step and event["name"] == "rewards"
-            )
-            waits = [
-                event
-                for event in slices
-                if event["pid"] == 0 and event["args"].get("step") == step and event["name"] == "idle"
-            ]
-            # Between sampling and the update, at the update's end, at the step's end. A clock's tick is allowed.
-            assert len(waits) == 3 and waits[0]["dur"] > 0
-            assert waits[0]["ts"] < checked <= waits[0]["ts"] + waits[0]["dur"] + 20_000
+    for step in (1, 2, 3):
+        of_step = [event for event in slices if event["args"].get("step") == step]
+        (rewards,) = (event for event in of_step if event["pid"] == 1 and event["name"] == "rewards")
+        waits = [event for event in of_step if event["pid"] == 0 and event["name"] == "idle"]
+        # Between sampling and the update, at the update's end, at the step's end. A clock's tick is allowed.
+        assert len(waits) == 3 and waits[0]["dur"] > 0
+        checked = rewards["ts"] + rewards["dur"]
+        assert waits[0]["ts"] < checked <= waits[0]["ts"] + waits[0]["dur"] + 20_000
     html = (tmp_path / "run" / "report.html").read_text()
     assert "rank 1 (" in html and "waiting for other ranks" in html
 
 
 @pytest.mark.parametrize("moment", ["early", "late"])
-def test_a_killed_run_leaves_a_time_line_that_is_gone_on_with(moment: str, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_a_time_line_that_is_continued(moment: str, tmp_path: Path) -> None:
     config = short_run(tmp_path)
     run, trace = tmp_path / "run", tmp_path / "run" / "trace.json"
     process = ModuleProcess("vlm_pg.cli", "train", str(config), "training.steps=500", "training.checkpoint_every=2")

@@ -60,7 +60,6 @@ def start(rank: int, *of_run: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.matrix
 def test_a_host_that_vanishes_is_named(cable: None, tmp_path: Path) -> None:
     odd = tmp_path / "odd.py"
     odd.write_text(LOSS)

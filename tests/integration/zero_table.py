@@ -1,7 +1,7 @@
 """Cases of a table under DeepSpeed, one by one: python -m torch.distributed.run ... -m ... OUT CASES [cpu-adam].
 
-CASES holds a JSON list of ``ZeroCase`` fields. Rank 0 writes OUT/<place>.safetensors: the weights after all steps, with
-what the passes were, and whether a run that stopped and went on has the same ones bit for bit.
+CASES holds a JSON list of ``ZeroCase`` fields. Rank 0 writes OUT/<number>.safetensors: the weights after all steps,
+with what the passes were, and whether a run that stopped and went on has the same ones bit for bit.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from tests.support.ranks import connected_ranks
 from tests.support.zero_cases import ZeroCase, case_policy, train, training_settings
-from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
-from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
+from vlm_pg.distributed import RankLayout, barrier
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 
 
 def run(case: ZeroCase, out: Path, own_cpu_adam: bool) -> None:
@@ -55,13 +56,7 @@ def weights(engine: DeepSpeedEngine) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     out, cases, *options = sys.argv[1:]
-    torch.set_num_threads(1)
-    connect()
-    for place, values in enumerate(json.loads(Path(cases).read_text())):
-        run(
-            ZeroCase(**values | {"train": tuple(values["train"])}),
-            Path(out) / f"{place}.safetensors",
-            "cpu-adam" in options,
-        )
-    disconnect()
-    end_rank(0)
+    with connected_ranks():
+        for number, values in enumerate(json.loads(Path(cases).read_text())):
+            case = ZeroCase(**values | {"train": tuple(values["train"])})
+            run(case, Path(out) / f"{number}.safetensors", "cpu-adam" in options)

@@ -1,7 +1,4 @@
-"""Ways to lay one training out over processes, all of which must train what one process trains; and what they train.
-
-A further layout is a further entry in ``LAYOUTS``.
-"""
+"""Layouts of one training over processes, all of which must train what one process trains; and its data."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class Layout:
     """``zero``: section ``zero_optimization`` of DeepSpeed's file; None for the torch engine.
 
     ``sequence``: processes that share the tokens of each data rank. ``lora``: an adapter trains, else the parts of the
-    model that ``train`` names, tower and merger at learning rates of their own where it names not all. ``dealt``:
+    model that ``train`` names, tower and merger at learning rates of their own where it names not all. ``balanced``:
     rollouts change data ranks before an update.
     """
 
@@ -64,7 +61,7 @@ class Layout:
     quantize: bool = False  # beside an adapter
     settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
     dtype: str = "fp32"
-    dealt: bool = False
+    balanced: bool = False
 
     @property
     def trained(self) -> tuple[Part, ...]:
@@ -114,17 +111,17 @@ LAYOUTS = {
             for family in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
         ),
         Layout("sequence2-zero3-qwen3_5", 2, shipped("zero3"), sequence=2, family="qwen3_5"),
-        Layout("dealt-torch-2", 2, dealt=True),
-        Layout("dealt-torch-4", 4, dealt=True),
+        Layout("balanced-torch-2", 2, balanced=True),
+        Layout("balanced-torch-4", 4, balanced=True),
         *(
-            Layout(f"dealt-{name.replace('_', '-')}-2", 2, shipped(name), dealt=True)
+            Layout(f"balanced-{name.replace('_', '-')}-2", 2, shipped(name), balanced=True)
             for name in ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
         ),
-        Layout("dealt-zero2-4", 4, shipped("zero2"), dealt=True),
-        Layout("dealt-sequence2-data2", 4, sequence=2, dealt=True),
-        Layout("dealt-sequence2-zero3-data2", 4, shipped("zero3"), sequence=2, dealt=True),
-        Layout("dealt-zero2-qwen3_vl", 2, shipped("zero2"), family="qwen3_vl", dealt=True),
-        Layout("dealt-merger+language-zero3", 2, shipped("zero3"), train=MERGER_AND_LANGUAGE, dealt=True),
+        Layout("balanced-zero2-4", 4, shipped("zero2"), balanced=True),
+        Layout("balanced-sequence2-data2", 4, sequence=2, balanced=True),
+        Layout("balanced-sequence2-zero3-data2", 4, shipped("zero3"), sequence=2, balanced=True),
+        Layout("balanced-zero2-qwen3_vl", 2, shipped("zero2"), family="qwen3_vl", balanced=True),
+        Layout("balanced-merger+language-zero3", 2, shipped("zero3"), train=MERGER_AND_LANGUAGE, balanced=True),
         Layout("merger+language-torch-1", 1, train=MERGER_AND_LANGUAGE),
         Layout("bf16-torch-1", 1, dtype="bf16"),
         Layout("bf16-torch-2", 2, dtype="bf16"),
@@ -167,13 +164,9 @@ def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> Tra
     return TrainingSettings(steps=STEPS, learning_rate=LEARNING_RATE, checked_updates=99, **(values | layout.settings))
 
 
-def layout_engine(layout: Layout, folder: Path, ranks: RankLayout) -> Engine:
-    """The layout's engine on this rank, around the policy all layouts begin with. Collective."""
-    return engine_around(layout, folder, ranks, layout_policy(layout))
-
-
-def engine_around(layout: Layout, folder: Path, ranks: RankLayout, policy: Policy) -> Engine:
-    """The layout's engine on this rank. Collective."""
+def layout_engine(layout: Layout, folder: Path, ranks: RankLayout, policy: Policy | None = None) -> Engine:
+    """The layout's engine on this rank, by default around the policy all layouts begin with. Collective."""
+    policy = policy or layout_policy(layout)
     if layout.zero is None:
         return TorchEngine(policy, training_settings(layout), ranks)
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
@@ -191,9 +184,9 @@ def deepspeed_settings(layout: Layout, folder: Path, ranks: RankLayout) -> Train
 
 def step_groups(policy: Policy, step: int, questions: int = len(KINDS)) -> list[RolloutGroup]:
     """All complete groups of a step, of all ranks; they do not depend on weights."""
-    turn = step % len(KINDS)
-    kinds = (KINDS[turn:] + KINDS[:turn])[:questions]
-    sampled = [_sampled(policy, kind, LENGTHS[place], 1000 * step + 10 * place) for place, kind in enumerate(kinds)]
+    first = step % len(KINDS)
+    kinds = (KINDS[first:] + KINDS[:first])[:questions]
+    sampled = [_sampled(policy, kind, LENGTHS[i], 1000 * step + 10 * i) for i, kind in enumerate(kinds)]
     return make_groups(policy, sampled)
 
 
@@ -212,15 +205,15 @@ def train_steps(
     whole: bool = False,
     steps: Sequence[int] = range(STEPS),
     questions: int = len(KINDS),
-    deal: bool = False,
+    balance: bool = False,
 ) -> list[dict[str, float]]:
     """Metrics of each of the updates on this data rank's share. ``whole``: each in a single pass.
 
-    ``deal``: after the share was dealt anew; ``moved`` says how many prompts with media came to this process by that,
-    ``patches/`` what towers have had to do so far.
+    ``balance``: over data ranks before the update; ``moved``: prompts with media that came to this process;
+    ``patches/``: the towers' work so far.
     """
     settings = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
-    said = []
+    found = []
     for step in steps:
         groups = step_groups(engine.policy, step, questions)
         # The largest group alone fills a micro-batch.
@@ -229,27 +222,27 @@ def train_steps(
         )
         of_data_rank = groups[ranks.data_rank :: ranks.data_size]
         update = Update(of_data_rank, LEARNING_RATE)
-        if deal:
-            update = _dealt(engine, of_data_rank, step, budget)
+        if balance:
+            update = _balanced(engine, of_data_rank, step, budget)
         metrics = update_policy(engine, None, update, UpdateSettings(settings, budget))
-        if deal:
+        if balance:
             patches = float(engine.policy.vision.patches_run)
             run = {"most": patches, "least": -patches}
             metrics |= {"patches/" + name: abs(n) for name, n in max_over_ranks(run, engine.policy.device).items()}
         prompts = [group.prompt for group in update.groups]
-        said.append(
+        found.append(
             metrics | {"moved": float(sum(p.pixel_values is not None and p.pixel_values.is_meta for p in prompts))}
         )
-    return said
+    return found
 
 
-def _dealt(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budget: int) -> Update:
-    """Features are made before the deal, within it, or anew after it, in turn."""
+def _balanced(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budget: int) -> Update:
+    """Features are encoded before the assignment, within it, or again after it, in turn."""
     assert engine.parallel is not None
     made = None
     if step % 3 == 0:
-        everybody = [group.prompt for group in of_data_rank]
-        made = StepFeatures(engine.policy, everybody, engine.sequence, engine.everyone)
+        prompts = [group.prompt for group in of_data_rank]
+        made = StepFeatures(engine.policy, prompts, engine.sequence, engine.everyone)
         pairs = zip(of_data_rank, made.prompts, strict=True)
         of_data_rank = [replace(group, prompt=prompt) for group, prompt in pairs]
     engine.parallel.prompts = {group.prompt.sample_id: group.prompt for group in of_data_rank}

@@ -163,10 +163,7 @@ def step_groups(policy: Policy, case: ZeroCase, step: int) -> list[list[RolloutG
     return [
         make_groups(
             policy,
-            [
-                _sampled(policy, kind, LENGTHS[place], 100 * step + 10 * update + place)
-                for place, kind in enumerate(of_update)
-            ],
+            [_sampled(policy, kind, LENGTHS[i], 100 * step + 10 * update + i) for i, kind in enumerate(of_update)],
         )
         for update, of_update in enumerate(kinds)
     ]

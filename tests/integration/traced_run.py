@@ -1,4 +1,5 @@
-"""``vlm-pg train`` of which one can see from outside where it is: python -m tests.integration.told_run FILE CONFIG ...
+"""``vlm-pg train`` of which one can see from outside where it is: python -m tests.integration.traced_run FILE CONFIG
+...
 
 FILE gets a line whenever that changes: the time, and the phase, of a checkpoint also the part of the save.
 """
