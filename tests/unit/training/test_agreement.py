@@ -1,4 +1,4 @@
-"""What must be the same on all ranks, and how it is said that it is not."""
+"""What must be the same on all ranks, and the lines of what differs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_sources_and_versions_count(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert len({found["source files of vlm_pg"] for found in (facts, other, run_facts(config()))}) == 3
 
 
-def test_who_has_what_is_said() -> None:
+def test_differences_name_values_and_their_ranks() -> None:
     hosts = ["node-1", "node-1", "node-2", "node-2"]
     facts = [{"x": "1", "y": "2"}, {"x": "1"}, {"x": "3", "y": "2"}, {"x": "3", "y": "2"}]
     assert differences(hosts, facts) == [

@@ -1,5 +1,4 @@
-"""Weights written one by one are the files of ``save_pretrained``, also where a file's tensor is made of several; and
-which of a rank's elements must be finite."""
+"""Weights saved one by one are the files of ``save_pretrained``; which of a rank's elements must be finite."""
 
 from __future__ import annotations
 
@@ -23,9 +22,11 @@ def gathered(weights: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("joined", [False, True], ids=["one by one", "joined in files"])
-@pytest.mark.parametrize("shard_bytes", [30_000, 10**9])
+@pytest.mark.parametrize(
+    "joined, tied, shard_bytes",
+    [(False, True, 30_000), (False, False, 10**9), (True, False, 30_000), (True, True, 10**9)],
+    ids=["several files", "one file", "joined tensors", "joined tensors in one file"],
+)
 def test_the_files_are_those_of_save_pretrained(joined: bool, tied: bool, shard_bytes: int, tmp_path: Path) -> None:
     model = tiny_model("qwen2", tie_word_embeddings=tied)
     if joined:
