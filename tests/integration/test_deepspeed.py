@@ -1,6 +1,6 @@
 """Whole runs under ZeRO on two processes (gloo) train, save and resume; ranks generate independently.
 
-Ranks that a launcher starts, DeepSpeed's too, are in test_nodes.py and test_restarts.py.
+Ranks that a launcher starts, DeepSpeed's too, are in test_nodes.py and test_torchrun.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ SOME = ("merger-sequence2-zero3", "balanced-zero2-qwen3_vl", "balanced-sequence2
 def test_every_layout_trains_what_one_process_trains(ranks: int, names: tuple[str, ...], tmp_path: Path) -> None:
     layouts = [LAYOUTS[name] for name in names if LAYOUTS[name].ranks == ranks]
     chosen = [layout.name for layout in layouts]
-    launch_ranks("tests.integration.layout_run", str(tmp_path), *chosen, ranks=ranks, timeout_seconds=500)
+    launch_ranks("tests.support.layouts", str(tmp_path), *chosen, ranks=ranks, timeout_seconds=500)
     far: dict[str, dict[str, float]] = {}
     for layout in layouts:
         one = trained_by_one_process(layout)

@@ -99,7 +99,7 @@ def _check(cases: list[ZeroCase], ranks: int, folder: Path, own_cpu_adam: bool =
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     options = ["cpu-adam"] if own_cpu_adam else []
     launch_ranks(
-        "tests.integration.zero_table",
+        "tests.support.zero_cases",
         *(str(folder), str(folder / "cases.json"), *options),
         ranks=ranks,
         timeout_seconds=600 + 120 * len(cases),

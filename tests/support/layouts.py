@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.processes import ROOT
+from tests.support.ranks import connected_ranks
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.cost import CostModel
-from vlm_pg.distributed import SINGLE_RANK, RankLayout, max_over_ranks
+from vlm_pg.distributed import SINGLE_RANK, RankLayout, barrier, max_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, LoraSettings, Part
 from vlm_pg.training.engines import Engine, TorchEngine
@@ -288,3 +291,22 @@ def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
         name: float((found[name].float() - weight.float()).abs().max() / weight.float().abs().max())
         for name, weight in expected.items()
     }
+
+
+def run(layout: Layout, out: Path) -> None:
+    """Train the layout on the started ranks; OUT/<name>.safetensors: weights after all steps, with metrics of each."""
+    ranks = RankLayout.here(layout.sequence)
+    assert ranks.world_size == layout.ranks
+    engine = layout_engine(layout, out, ranks)
+    metrics = train_steps(engine, ranks, balance=layout.balanced)
+    after = weights(engine)
+    if ranks.is_rank0:
+        metadata = {"description": engine.description, "metrics": json.dumps(metrics)}
+        save_file(after, out / f"{layout.name}.safetensors", metadata=metadata)
+    barrier()
+
+
+if __name__ == "__main__":  # OUT LAYOUT [LAYOUT ...], all of as many ranks as there are
+    with connected_ranks():
+        for name in sys.argv[2:]:
+            run(LAYOUTS[name], Path(sys.argv[1]))

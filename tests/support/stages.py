@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from tests.support.layouts import LAYOUTS, deepspeed_settings, layout_engine, layout_policy, train_steps
 from tests.support.processes import launch_ranks
+from tests.support.ranks import connected_ranks
 from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.models.loading import DTYPES, load_policy
 from vlm_pg.models.settings import LoraSettings, ModelSettings
@@ -58,7 +60,7 @@ def run_stages(stages: Sequence[Stage], folder: Path) -> None:
         ]
         together = together[: [*ready, False].index(False)]
         (folder / "stages.json").write_text(json.dumps([asdict(stage) for stage in together]))
-        launch_ranks("tests.integration.stage_run", str(folder), ranks=ranks, timeout_seconds=1800)
+        launch_ranks("tests.support.stages", str(folder), ranks=ranks, timeout_seconds=1800)
         waiting = [stage for stage in waiting if stage not in together]
 
 
@@ -134,3 +136,10 @@ def equal_checkpoints(one: Path, other: Path) -> list[str]:
         differ += [str(name) for name in ours if not torch.equal(ours[name], theirs[name])]
     assert updates(one) == updates(other)
     return differ
+
+
+if __name__ == "__main__":  # FOLDER, whose stages.json lists stages of as many ranks as there are
+    with connected_ranks():
+        for values in json.loads(Path(sys.argv[1], "stages.json").read_text()):
+            stage = Stage(**values)
+            run_stage(stage, Path(sys.argv[1]), RankLayout.here(LAYOUTS[stage.layout].sequence))

@@ -17,10 +17,9 @@ from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_on_nvme, not_finite, whole_shape
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
-from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, check_updated, keeps_masters
+from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, check_updated, keeps_masters, trained_weights
 from vlm_pg.training.gradient_guard import GradientGuard
 from vlm_pg.training.optimizer_states import OptimizerStates, StateSlice, adam_state
-from vlm_pg.training.rates import trained_weights
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.sharded_weights import save_sharded
 

@@ -89,32 +89,18 @@ def shape_rewards(
     lengths = [len(rollout.token_ids) for rollout in group.rollouts]
     accuracies = [reward.parts.get("accuracy") for reward in group.rewards]
     shaped: dict[str, Sequence[float]] = {}
-    if algorithm.temporal_bonus:
-        shaped["temporal"] = temporal_bonus(
-            accuracies,
-            control or (),
-            bonus=algorithm.temporal_bonus,
-            ratio=algorithm.temporal_ratio,
-            right_above=algorithm.right_above,
-        )
-    if algorithm.length_bonus:
-        shaped["length_bonus"] = length_bonus(
-            accuracies,
-            lengths,
-            bonus=algorithm.length_bonus,
-            tokens=algorithm.length_bonus_tokens,
-            right_above=algorithm.right_above,
-        )
-    if algorithm.overlong_share:
+    right = algorithm.right_above
+    if bonus := algorithm.temporal_bonus:
+        ratio = algorithm.temporal_ratio
+        shaped["temporal"] = temporal_bonus(accuracies, control or (), bonus=bonus, ratio=ratio, right_above=right)
+    if bonus := algorithm.length_bonus:
+        tokens = algorithm.length_bonus_tokens
+        shaped["length_bonus"] = length_bonus(accuracies, lengths, bonus=bonus, tokens=tokens, right_above=right)
+    if share := algorithm.overlong_share:
+        is_cut = [rollout.finish_reason == "length" for rollout in group.rollouts]
         shaped["overlong"] = [
-            overlong_penalty(
-                length,
-                max_new_tokens,
-                algorithm.overlong_share,
-                algorithm.overlong_penalty,
-                rollout.finish_reason == "length",
-            )
-            for length, rollout in zip(lengths, group.rollouts, strict=True)
+            overlong_penalty(length, max_new_tokens, share, algorithm.overlong_penalty, cut)
+            for length, cut in zip(lengths, is_cut, strict=True)
         ]
     return add_parts(group, shaped)
 

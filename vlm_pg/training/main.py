@@ -34,10 +34,9 @@ from vlm_pg.prompts.source_pool import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.training.checkpoints import find_best, point_to_best, read_state
-from vlm_pg.training.opening import OpenFolder, RunSummary
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import TrainingData
-from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
+from vlm_pg.training.saving import OpenFolder, RunSummary, abandon_others, checkpoint_to_resume
 from vlm_pg.training.setup import (
     check_step_size,
     choose_memory,
@@ -48,6 +47,7 @@ from vlm_pg.training.setup import (
     make_engine,
     reading,
     refuse_at_once,
+    refuse_differences,
     refuse_inputs_inside,
 )
 from vlm_pg.training.stop import StopRequest
@@ -81,8 +81,6 @@ def _train(config: RunConfig, watch: RankWatch) -> int:
         try:
             with phases.timed("setup"):
                 if here.world_size > 1:
-                    from vlm_pg.training.agreement import refuse_differences
-
                     refuse_differences(config)
                 refuse_at_once(config)
                 ranks = layout_of(config)

@@ -30,12 +30,11 @@ from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.checkpoints import RunningScore, point_to_best
 from vlm_pg.training.collect import Collector, Stages, StepBatch
-from vlm_pg.training.engines import Engine
+from vlm_pg.training.engines import Engine, learning_rate
 from vlm_pg.training.groups import Update, group_metrics, trains
 from vlm_pg.training.loss import mismatch_due, mismatch_warning
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream, TrainingData
-from vlm_pg.training.rates import learning_rate
 from vlm_pg.training.saving import checkpoint_settings, save_checkpoint
 from vlm_pg.training.setup import make_control_sampler, make_sampler
 from vlm_pg.training.stop import StopRequest

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from vlm_pg.config import RunConfig
-from vlm_pg.training import agreement
-from vlm_pg.training.agreement import differences, run_facts
+from vlm_pg.training import setup
+from vlm_pg.training.setup import differences, run_facts
 
 
 def config(**sections: Any) -> RunConfig:
@@ -38,7 +38,7 @@ def test_settings_count_but_for_those_of_a_host() -> None:
     of_each = [config(data=by_set | {"media_root": root}) for root in roots]
     assert [changed(of_each[0], one) for one in of_each] == [set()] * len(roots)
     assert changed(of_each[0], config(data=by_set | {"train": {"a": "a.json", "b": "c.json"}})) == {"data.train.b"}
-    for key in agreement.OF_A_HOST:  # none that has been renamed
+    for key in setup.OF_A_HOST:  # none that has been renamed
         section = config()
         for name in key.split("."):
             section = getattr(section, name)
@@ -70,7 +70,7 @@ def test_sources_and_versions_count(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     facts = run_facts(config())
     assert {"version of python", "version of torch", "version of transformers", "version of deepspeed"} < facts.keys()
     (tmp_path / "a.py").write_text("1")
-    monkeypatch.setattr(agreement.vlm_pg, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(setup.vlm_pg, "__file__", str(tmp_path / "__init__.py"))
     other = run_facts(config())
     (tmp_path / "a.py").write_text("2")
     assert len({found["source files of vlm_pg"] for found in (facts, other, run_facts(config()))}) == 3
@@ -84,4 +84,4 @@ def test_differences_name_values_and_their_ranks() -> None:
         "y: 2 on ranks 0 and 2 to 3 (node-1, node-2), not set on rank 1 (node-1)",
     ]
     many = differences(["a", "b"], [{f"{n:02}": "0" for n in range(20)}, {}])
-    assert len(many) == agreement.SHOWN + 1 and many[-1] == "and 8 more"
+    assert len(many) == setup.SHOWN + 1 and many[-1] == "and 8 more"

@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.support.groups import tiny_policy
 from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import CheckpointError, NotFiniteError
-from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.engines import TorchEngine, learning_rate
 from vlm_pg.training.optimizer_states import TorchStates, read_states, write_states
-from vlm_pg.training.rates import learning_rate
 from vlm_pg.training.settings import TrainingSettings
 
 SETTINGS = TrainingSettings(steps=2, learning_rate=1e-2, weight_decay=0.1)

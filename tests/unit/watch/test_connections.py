@@ -48,9 +48,12 @@ def test_what_does_not_fit_goes_with_the_next_message() -> None:
         ours.send(long)
     assert ours._unsent
     received: list[object] = []
-    reader = threading.Thread(
-        target=lambda: [received.extend(theirs.wait(10)) for _ in range(401) if len(received) < 401]
-    )
+
+    def read() -> None:
+        while len(received) < 401:
+            received.extend(theirs.wait(10))
+
+    reader = threading.Thread(target=read)
     reader.start()
     ours.send({"text": "last"}, within_seconds=30)
     reader.join(60)
