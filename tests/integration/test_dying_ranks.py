@@ -78,7 +78,7 @@ def arguments(folder: Path, engine: str, run: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> dict[str, Path]:
-    """Runs by engine, made when they are asked for."""
+    """Runs by engine, made on demand."""
     return {}
 
 
@@ -146,8 +146,8 @@ def odd_ranks(folder: Path, name: str, *more: str, ranks: int = 2) -> list[Ended
 @pytest.mark.parametrize("ranks, rank", [(2, 1), (3, 0)])
 def test_ranks_end_whatever_they_wait_in(ranks: int, rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No collective tells the others of it: their main threads never get to the next one. One of them says it."""
-    for place in range(ranks):
-        monkeypatch.setenv(f"LOSS_OF_RANK_{place}", "dies" if place == rank else "hangs")
+    for other in range(ranks):
+        monkeypatch.setenv(f"LOSS_OF_RANK_{other}", "dies" if other == rank else "hangs")
     ended = odd_ranks(folder, f"hanging-{rank}", f"algorithm.loss={folder / 'odd.py'}:odd", ranks=ranks)
     assert ended.pop(rank).code == -signal.SIGKILL
     assert [one.code for one in ended] == [EXIT_RANK_LOST] * len(ended), ended

@@ -105,20 +105,6 @@ def test_killed_and_resumed_equals_uninterrupted(moment: str, step: int, folder:
     assert not list((folder / run / "checkpoints").glob(".tmp-*"))
 
 
-@pytest.mark.matrix
-def test_killed_from_outside_at_any_time(folder: Path, uninterrupted: Path) -> None:
-    process = start(folder, "outside", "vlm_pg.cli", "train", workers=1)
-    metrics = folder / "outside" / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
-        assert time.monotonic() < deadline and process.returncode is None
-        time.sleep(0.01)
-    process.kill()
-    process.finish()
-    run_to_the_end(folder, "outside", workers=1)
-    assert_same_outcome(folder / "outside", uninterrupted)
-
-
 def test_stopped_it_saves_and_goes_on(folder: Path, uninterrupted: Path) -> None:
     """SIGTERM: a checkpoint at once, exit code 0, and the rest of the run as if nothing had happened."""
     process = start(folder, "stopped", "vlm_pg.cli", "train")

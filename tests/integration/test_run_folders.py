@@ -68,11 +68,11 @@ def test_a_run_that_began_while_this_one_loaded_its_model_is_left_alone(
     second = train_here(config, f"run.dir={run}", f"run.resume={resume}", "training.steps=1")
     other[0].release()
     moved = list(tmp_path.glob("run.old-*"))
-    if ended and resume == "never":  # what was asked for: an earlier run is moved aside
+    if ended and resume == "never":  # an earlier run is moved aside
         assert second.code == 0 and (moved[0] / "config.yaml").read_text() == "of the other run"
         return
-    said = "Another run has worked in run.dir" if ended else "trains in it"
-    assert second.code == 2 and said in second.printed and not moved
+    words = "Another run has worked in run.dir" if ended else "trains in it"
+    assert second.code == 2 and words in second.printed and not moved
     assert (run / "config.yaml").read_text() == "of the other run"
 
 

@@ -52,8 +52,8 @@ def nodes() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def test_a_node_that_is_done_waits_seconds_for_the_others(nodes: list[subprocess.Popen[str]]) -> None:
-    said = nodes[0].communicate(timeout=120)[1]
-    assert nodes[0].returncode == 0 and "Error waiting on exit barrier" in said, said
+    printed = nodes[0].communicate(timeout=120)[1]
+    assert nodes[0].returncode == 0 and "Error waiting on exit barrier" in printed, printed
     assert nodes[1].poll() is None
 
 

@@ -30,15 +30,15 @@ def short_run(folder: Path, **sections: Any) -> Path:
     (folder / "spread.py").write_text(SPREAD)
     records = [
         {
-            "problem_id": place,
-            "problem": f"How much is {place} + {place}?",
+            "problem_id": number,
+            "problem": f"How much is {number} + {number}?",
             "data_type": "text",
             "problem_type": "numerical",
-            "solution": f"<answer>{2 * place}</answer>",
+            "solution": f"<answer>{2 * number}</answer>",
             "options": [],
             "path": "",
         }
-        for place in range(6)
+        for number in range(6)
     ]
     (folder / "records.json").write_text(json.dumps(records))
     whole = {

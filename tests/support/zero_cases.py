@@ -117,11 +117,6 @@ def pairwise_cases() -> list[ZeroCase]:
     return chosen
 
 
-def bf16_cases() -> list[ZeroCase]:
-    """Each stage with everything that backward calls differ by."""
-    return [ZeroCase(stage, 2, True, "none", PARTS, False, True, True, bf16=True) for stage in (1, 2, 3)]
-
-
 def part_cases() -> list[ZeroCase]:
     """Each subset of the parts, at several learning rates, in every stage; on two ranks, some updates without media."""
     subsets = [parts for n in (1, 2, 3) for parts in itertools.combinations(PARTS, n) if parts != ("language",)]

@@ -165,7 +165,8 @@ class Contents:
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
         entries: dict[str, Any] = value if isinstance(value, dict) else {}
-        updates, masters, weights = (entries.get(key) for key in ("updates", "masters", "weights"))
+        values: list[Any] = [entries.get(key) for key in ("updates", "masters", "weights")]
+        updates, masters, weights = values
         is_valid = type(updates) is int and updates >= 0 and type(masters) is bool and isinstance(weights, dict)
         shapes = weights.values() if is_valid else ()
         if not is_valid or not all(isinstance(s, list) and all(type(n) is int for n in s) for s in shapes):

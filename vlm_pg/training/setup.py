@@ -44,8 +44,6 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
     total = sum(map(num_elements, policy.model.parameters()))
     trained = sum(num_elements(p) for p in policy.model.parameters() if p.requires_grad)
     decodes_on_gpu = config.rollout.engine == "in_process" and policy.device.type == "cuda"
-    fault = logits_fault(policy.device, policy.dtype) if policy.device.type == "cuda" else None
-    logits = f"torch ({fault})" if fault else "one kernel forward and one backward"
     algorithm = config.algorithm
     base = "default" if algorithm.preset is None else "preset"
     changed = [f"{k}={value} ({base}: {was})" for k, (value, was) in algorithm.differences_from_preset.items()]
@@ -62,7 +60,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *_rank_lines(config, policy, engine.ranks),
         f"algorithm: {', '.join([algorithm.preset or 'GRPO, token mean', *changed])}",
         *([line] if (line := liger_line(policy.model)) else []),
-        *([f"logits: read by {logits}"] if policy.device.type == "cuda" else []),
+        *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]
@@ -72,6 +70,11 @@ def allocator_line() -> str:
     """The settings of torch's allocator."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "torch's own settings"
+
+
+def _logits_line(policy: Policy) -> str:
+    fault = logits_fault(policy.device, policy.dtype)
+    return f"logits: read by {f'torch ({fault})' if fault else 'one kernel forward and one backward'}"
 
 
 def low_lora_rate(config: RunConfig) -> str | None:
@@ -117,7 +120,7 @@ def _rank_lines(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[st
         why = [reason for reason, holds in reasons.items() if holds]
         stays = f"rollouts stay with the rank that sampled them ({', '.join(why)})"
         frames = ", frames of the tower in equal parts" if policy.vision.trains else ""
-        balanced = f"rollouts are dealt over data ranks by their estimated cost{frames}"
+        balanced = f"rollouts are balanced over data ranks by their estimated cost{frames}"
         lines.append(f"balance: {stays if why else balanced}")
     return lines
 

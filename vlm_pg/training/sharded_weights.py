@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,34 +41,28 @@ def save_sharded(model: Any, folder: Path, gathered: Gathered, is_writer: bool, 
         return
     if is_writer:
         model.save_pretrained(folder, state_dict={})  # configuration and code
+    converter, order, files, sizes, index = plan
     tensors: dict[str, torch.Tensor] = {}
-    for name in plan.order:
+    for name in order:
         tensor, whole = model.get_parameter_or_buffer(name), {}
         with gathered([tensor] if is_shard(tensor) else []):
             if is_writer:
                 whole = {name: tensor.detach().to("cpu", copy=True)}
-        for key, tensor in plan.converter.to_stored(whole).items() if is_writer else ():
+        for key, tensor in converter.to_stored(whole).items() if is_writer else ():
             tensors[key] = tensor.contiguous()
-            file = plan.files[key]
-            if len(of_file := [key for key in tensors if plan.files[key] == file]) == plan.sizes[file]:
+            file = files[key]
+            if len(of_file := [key for key in tensors if files[key] == file]) == sizes[file]:
                 save_file({key: tensors.pop(key) for key in of_file}, folder / file, metadata={"format": "pt"})
-    if is_writer and len(plan.sizes) > 1:
-        (folder / INDEX).write_text(plan.index)
+    if is_writer and len(sizes) > 1:
+        (folder / INDEX).write_text(index)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """``order``: of weights, by their tensors in the files. ``sizes``: number of tensors of each file."""
+def _plan(model: Any, shard_bytes: int) -> tuple[_Converter, list[str], dict[str, str], Counter[str], str] | None:
+    """The files without any data; None if a tensor of them is made of several weights.
 
-    converter: _Converter
-    order: list[str]
-    files: dict[str, str]
-    sizes: dict[str, int]
-    index: str
-
-
-def _plan(model: Any, shard_bytes: int) -> _Plan | None:
-    """Names, shapes and files without data; None if a tensor of the files is made of several weights."""
+    Returns:
+        Converter; weights by their tensors in the files; file of each tensor; tensors of each file; the index.
+    """
     from huggingface_hub import split_torch_state_dict_into_shards
 
     empty = _without_data(model)
@@ -83,8 +77,8 @@ def _plan(model: Any, shard_bytes: int) -> _Plan | None:
     index = json.dumps({"metadata": total, "weight_map": split.tensor_to_filename}, indent=2, sort_keys=True) + "\n"
     position = {key: number for number, key in enumerate(everything)}
     order = sorted(by_weight, key=lambda name: min(position[key] for key in by_weight[name]))
-    sizes = {file: len(names) for file, names in split.filename_to_tensors.items()}
-    return _Plan(converter, order, split.tensor_to_filename, sizes, index)
+    files = split.tensor_to_filename
+    return converter, order, files, Counter(files.values()), index
 
 
 def _without_data(model: Any) -> dict[str, torch.Tensor]:

@@ -91,13 +91,6 @@ def test_before_the_first_update_there_are_masters_alone(tmp_path: Path) -> None
     assert {kind for _, kind, _ in states.held} == {"master"}
 
 
-def test_a_rank_whose_files_are_missing_is_noticed(tmp_path: Path) -> None:
-    write(tmp_path, 2)
-    (tmp_path / "optimizer" / "rank-00001-00000.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"lacks master of a\.weight from element 5 to 9, or in part"):
-        read_states(tmp_path, Divided(RankLayout(), 0))
-
-
 @pytest.mark.parametrize(
     "kind, odd, words",
     [

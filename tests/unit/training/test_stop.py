@@ -85,6 +85,7 @@ def test_an_update_stops_between_passes_or_is_completed(may_stop: bool) -> None:
 def test_a_stop_while_one_rank_waits_is_one_for_all(here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that waited in vain and ranks past that agree, and none of them trains."""
     run = Mock(phases=Phases(), console=Console(enabled=False))
+    run.config.data.prompt_cache_mb = 1
     run.sources.wait_until_ready.side_effect = InterruptedError if here else None
     monkeypatch.setattr(main, "Trainer", trainer := Mock())
     assert main._Run._ready_trainer(run, None) is None
