@@ -35,9 +35,7 @@ def train(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
-    check_training_data(config)
-    if config.eval.before or config.eval.after or config.eval.every:
-        check_evaluation_data(config)
+    check_data(config, train=True, evaluation=bool(config.eval.before or config.eval.after or config.eval.every))
     with imported_at_once():
         from vlm_pg.training.main import train
 
@@ -75,8 +73,7 @@ def check(arguments: argparse.Namespace) -> int:
 
     data, config = arguments.data, load_config(arguments.config, arguments.overrides)
     if data is None:
-        check_training_data(config)
-        check_evaluation_data(config)
+        check_data(config, train=True, evaluation=True)
     from vlm_pg.check.command import check
 
     is_usable = check(config, None if data is None else Path(data), arguments.decode, arguments.out)
@@ -94,7 +91,7 @@ def eval(arguments: argparse.Namespace) -> int:
 
     config_path, checkpoint = _choose_evaluation(target, arguments.config, arguments.default_run)
     config = load_config(config_path, overrides)
-    check_evaluation_data(config)
+    check_data(config, evaluation=True)
     with imported_at_once():
         from vlm_pg.eval.main import evaluate
 
@@ -158,7 +155,7 @@ def verify(arguments: argparse.Namespace) -> int:
     from vlm_pg.config import load_config
 
     config = load_config(arguments.config, arguments.overrides)
-    check_training_data(config)
+    check_data(config, train=True)
     with imported_at_once():
         from vlm_pg.verify.main import verify
 
@@ -226,29 +223,25 @@ def _end_rank(code: int) -> int:
     return code
 
 
-def check_training_data(config: RunConfig) -> None:
-    """As ``check_evaluation_data``, of ``data.train``."""
-    for name, path in config.data.train_sets.items():
-        _refuse_no_records(".".join(filter(None, ("data.train", name))), path)
-
-
-def check_evaluation_data(config: RunConfig) -> None:
-    """Check the chosen sets of ``data.eval`` before anything slow is imported or loaded.
+def check_data(config: RunConfig, train: bool = False, evaluation: bool = False) -> None:
+    """Check the sets of ``data.train``, and the chosen ones of ``data.eval``, before anything slow is imported.
 
     Raises:
         ConfigError: a file or split is missing, unreadable at its beginning, or without records.
     """
-    for name in config.eval.chosen_sets(list(config.data.eval)):
-        _refuse_no_records(f"data.eval.{name}", config.data.eval[name])
-
-
-def _refuse_no_records(key: str, path: Path) -> None:
     from vlm_pg.data.records import refuse_no_records
 
-    try:
-        refuse_no_records(path)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
+    sets: dict[str, Path] = {}
+    if train:
+        sets |= {".".join(filter(None, ("data.train", name))): path for name, path in config.data.train_sets.items()}
+    if evaluation:
+        chosen = config.eval.chosen_sets(list(config.data.eval))
+        sets |= {f"data.eval.{name}": config.data.eval[name] for name in chosen}
+    for key, path in sets.items():
+        try:
+            refuse_no_records(path)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from error
 
 
 def _eval_like(result: Path, target: str | None, config_path: Path | None, overrides: list[str]) -> int:
@@ -277,8 +270,8 @@ def _eval_prompts(name: str, config_path: Path | None, target: str | None, overr
     path = config_path or (None if target is None else Path(target))
     if path is None:
         raise ConfigError(
-            "--prompts writes what would be asked of a set, as a configuration says. Give it with --config CONFIG, for "
-            "example configs/eval/video_r1.yaml."
+            "--prompts writes the prompts of a set, as a configuration says. Give it with --config CONFIG, for example "
+            "configs/eval/video_r1.yaml."
         )
     config = load_config(path, [*overrides, f"eval.sets=[{name}]"])
     from vlm_pg.eval.prompts_only import write_prompts
@@ -415,12 +408,8 @@ def find_pipelines() -> dict[str, str]:
     pipelines = {}
     for path in sorted(path for folder in folders for path in Path(folder).glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        if any("main" in _defined_names(node) for node in tree.body):
+        # Defined as a function or by assignment.
+        names = [getattr(target, "id", "") for node in tree.body for target in getattr(node, "targets", ())]
+        if "main" in [*names, *(getattr(node, "name", "") for node in tree.body)]:
             pipelines[path.stem] = ast.get_docstring(tree) or ""
     return pipelines
-
-
-def _defined_names(statement: ast.stmt) -> list[str]:
-    """The names that a statement of a module defines as a function or by assignment."""
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return [getattr(statement, "name", ""), *(target.id for target in targets if isinstance(target, ast.Name))]

@@ -293,7 +293,7 @@ def _algorithm_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, tr
         (
             algorithm.length_bonus > 0 and algorithm.length_bonus_tokens[0] > rollout.max_new_tokens,
             f"algorithm.length_bonus goes to responses of {algorithm.length_bonus_tokens[0]} tokens and more, and "
-            f"rollout.max_new_tokens is {rollout.max_new_tokens}, so nobody can earn it. Set "
+            f"rollout.max_new_tokens is {rollout.max_new_tokens}, so no response can earn it. Set "
             "algorithm.length_bonus_tokens to shorter ones, or algorithm.length_bonus=0.",
         ),
         (

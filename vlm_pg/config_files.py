@@ -70,15 +70,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_tree(path: Path) -> ConfigTree:
-    """Values of ``path`` with its includes merged below it.
-
-    Raises:
-        ConfigError: a file is missing, unreadable or no mapping; ``include`` is no list of paths, or goes in a circle.
-    """
-    return _read_tree(path, chain=())
-
-
 def apply_override(tree: ConfigTree, override: str) -> None:
     """Set one ``dotted.key=value`` in ``tree``; the value is read as YAML.
 
@@ -152,7 +143,12 @@ def _with_entry(entries: list[Any], path: Sequence[str], value: Any) -> list[Any
     return changed
 
 
-def _read_tree(path: Path, chain: tuple[Path, ...]) -> ConfigTree:
+def read_tree(path: Path, chain: tuple[Path, ...] = ()) -> ConfigTree:
+    """Values of ``path`` with its includes merged below it; ``chain``: the files that include it.
+
+    Raises:
+        ConfigError: a file is missing, unreadable or no mapping; ``include`` is no list of paths, or goes in a circle.
+    """
     resolved = path.resolve()
     if resolved in chain:
         circle = " -> ".join(str(step) for step in (*chain[chain.index(resolved) :], resolved))
@@ -168,7 +164,7 @@ def _read_tree(path: Path, chain: tuple[Path, ...]) -> ConfigTree:
         )
     tree = ConfigTree()
     for entry in included:
-        below = _read_tree(path.parent / entry, (*chain, resolved))
+        below = read_tree(path.parent / entry, (*chain, resolved))
         _merge(tree.values, below.values, {}, "", prefix="")
         tree.sources.update(below.sources)
     tree.merge(values, str(path))
@@ -247,19 +243,15 @@ def nearest_keys(key: str, model: type[BaseModel]) -> list[str]:
     known = list(known_keys(model))
     section, _, last = key.rpartition(".")
     siblings = [name for name in known if name.rpartition(".")[0] == section]
-    close = difflib.get_close_matches(key, siblings, n=1, cutoff=0.8)
-    if close:
+    if close := difflib.get_close_matches(key, siblings, n=1, cutoff=0.8):
         return close
-    same_name = [name for name in known if name.rpartition(".")[2] == last]
-    if same_name:
+    if same_name := [name for name in known if name.rpartition(".")[2] == last]:
         return same_name
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.8)
-    if close:
+    if close := difflib.get_close_matches(key, known, n=1, cutoff=0.8):
         return close
     if not section:
         begun = [name for name in siblings if key and name.startswith(key)]
-        close = begun or difflib.get_close_matches(key, siblings, n=1, cutoff=0.65)
-        if close:
+        if close := begun or difflib.get_close_matches(key, siblings, n=1, cutoff=0.65):
             return close
     leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
     return [leaves[leaf] for leaf in difflib.get_close_matches(last, leaves, n=1, cutoff=0.7)]
@@ -271,7 +263,11 @@ def _describe_one(
     key = ".".join(str(part) for part in details["loc"])
     source = _source_of(key, sources, default_source)
     if details["type"] == "extra_forbidden":
-        return f"{key} ({source}) is not a known setting. {_INSTEAD.get(key) or _suggestion(key, model)}"
+        near, section = nearest_keys(key, model), key.rpartition(".")[0]
+        allowed = ", ".join(name for name in known_keys(model) if name.rpartition(".")[0] == section)
+        advice = f"Did you mean {' or '.join(near)}?" if near else "Remove it."
+        advice = _INSTEAD.get(key) or f"{advice} Known here: {allowed}."
+        return f"{key} ({source}) is not a known setting. {advice}"
     if details["type"] == "value_error":
         # A validator of ours: its message already has its three parts, but names keys without their section.
         message = details["msg"].removeprefix("Value error, ").replace("\n", "\n  ")
@@ -279,22 +275,16 @@ def _describe_one(
     # Lists and mappings are set as a whole, so what follows an index is not part of the key to write.
     is_key = itertools.takewhile(lambda part: not isinstance(part, int) and part != "[key]", details["loc"])
     settable = ".".join(map(str, is_key))
-    field = _field_at(details["loc"], model)
-    meaning = f" {field.description}" if field is not None and field.description else ""
+    setting = _field_at(details["loc"], model)
+    meaning = f" {setting.description}" if setting is not None and setting.description else ""
     if details["type"] == "missing" and settable == key:
         return f"{key} is missing.{meaning} Add it to {default_source}, or pass {key}=VALUE."
     message = details["msg"][:1].lower() + details["msg"][1:]
     if details["type"] == "model_type":
         message = f"it is a section and must be a mapping of settings, such as {settable}: {{KEY: VALUE}}"
-    return f"{key} is {_shown(details['input'])} ({source}): {message}.{meaning} Correct it, or pass {settable}=VALUE."
-
-
-def _suggestion(key: str, model: type[BaseModel]) -> str:
-    near = nearest_keys(key, model)
-    section = key.rpartition(".")[0]
-    allowed = ", ".join(name for name in known_keys(model) if name.rpartition(".")[0] == section)
-    advice = f"Did you mean {' or '.join(near)}?" if near else "Remove it."
-    return f"{advice} Known here: {allowed}."
+    value = repr(details["input"])
+    value = value if len(value) <= 80 else f"{value[:77]}..."
+    return f"{key} is {value} ({source}): {message}.{meaning} Correct it, or pass {settable}=VALUE."
 
 
 def _source_of(key: str, sources: Mapping[str, str], default_source: str) -> str:
@@ -323,8 +313,3 @@ def _section_of(info: FieldInfo) -> type[BaseModel] | None:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             return annotation
     return None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -44,7 +44,7 @@ _ALSO_AS = {"mlflow-skinny": "mlflow"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. ``remedy`` says what to do, for everything that is not ``ok``."""
+    """One line of the report, with a ``remedy`` unless it is ``ok``."""
 
     name: str
     status: Status
@@ -123,16 +123,14 @@ def _required() -> list[Requirement]:
 
 def _decoders() -> Iterator[Finding]:
     """PyAV is required; decord only for media.decoder=decord."""
-    wanted: tuple[tuple[str, str, Status, str], ...] = (
+    decoders: tuple[tuple[str, str, Status, str], ...] = (
         ("PyAV", "av", "missing", "It reads every video."),
         ("decord", "decord", "note", "It is only needed for media.decoder=decord."),
     )
-    for name, package, status, remedy in wanted:
+    for name, package, status, remedy in decoders:
         problem = _import_problem(package)
-        if problem is None:
-            yield Finding(name, "ok", f"{_version(package)} reads video")
-        else:
-            yield Finding(name, status, problem, f"{remedy} {INSTALL}")
+        ok = Finding(name, "ok", f"{_version(package)} reads video")
+        yield ok if problem is None else Finding(name, status, problem, f"{remedy} {INSTALL}")
 
 
 def _devices_and_kernels() -> Iterator[Finding]:

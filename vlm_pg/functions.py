@@ -24,23 +24,23 @@ def load_function(name: str, setting: str) -> Callable[..., Any]:
     Raises:
         ConfigError: there is no such file, module or function, or importing it fails.
     """
-    place, colon, function_name = name.rpartition(":")
-    if not colon or not place or not function_name.isidentifier():
+    path, colon, function_name = name.rpartition(":")
+    if not colon or not path or not function_name.isidentifier():
         raise ConfigError(f"{setting} names '{name}'. path/to/file.py:function or package.module:function is expected.")
     try:
-        module = _file_module(place, setting) if place.endswith(".py") else importlib.import_module(place)
+        module = _file_module(path, setting) if path.endswith(".py") else importlib.import_module(path)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{setting} names '{name}', and importing '{place}' fails with {type(error).__name__}: {error}. A "
+            f"{setting} names '{name}', and importing '{path}' fails with {type(error).__name__}: {error}. A "
             "file or module that can be imported here is expected. Correct the name, or the module."
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
         raise ConfigError(
-            f"{setting} names '{name}', and '{place}' has no function '{function_name}'. It has "
+            f"{setting} names '{name}', and '{path}' has no function '{function_name}'. It has "
             f"{', '.join(known) or 'none'}. Correct the name."
         )
     return function

@@ -19,13 +19,13 @@ class Chart:
     """A chart of the report, of all metrics that name its title.
 
     Args:
-        place: order among the charts; those from 10 on are collapsed.
+        position: order among the charts; those from 10 on are collapsed.
         as_percent: values are shares.
         smooth: draw a rolling mean over the values.
     """
 
     title: str
-    place: int = 99
+    position: int = 99
     as_percent: bool = False
     smooth: bool = True
 

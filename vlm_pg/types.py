@@ -86,8 +86,8 @@ class Sample:
     ``dataset``: its set's name, where a run trains on several.
     ``category`` is what evaluation reports by (falls back to ``source``). ``details``: what an evaluation set publishes
     of a question beside that, under the set's own names and as JSON has it ({"duration": "short"}); prompts, readers
-    and aggregations of that set look there. ``where``: its place in the file it was read from ("train.jsonl:3"), for
-    messages; samples are equal wherever they stand.
+    and aggregations of that set look there. ``where``: file and line it was read from ("train.jsonl:3"), for
+    messages; not compared.
 
         Sample("17", "Which colour is shown first?", (MediaRef("video", "17.mp4"),), ("A. red", "B. blue"), "B",
                "multiple_choice", source="flashes", category="seen order")
@@ -304,7 +304,7 @@ class RolloutGroup:
     ``kept``: weight of each rollout in the loss, 0 for one that was pruned; empty: 1 for all.
     ``trainer_logprobs``: float32 [R] of each rollout, under the training forward and the weights that sampled; present
     where they were recomputed before several updates.
-    ``order``: place of the question among those of its step, in the order in which the data has them.
+    ``order``: index of the question among those of its step, in data order.
     ``reference_features``: of a reference model with a tower of its own, once that tower has run.
     """
 

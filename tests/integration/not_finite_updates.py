@@ -14,17 +14,18 @@ from pathlib import Path
 import torch
 
 from tests.support.layouts import LAYOUTS, Layout, deepspeed_settings, layout_engine, train_steps
-from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
+from tests.support.ranks import connected_ranks
+from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ModelError, NotFiniteError
 from vlm_pg.models.loading import load_policy
-from vlm_pg.training.deepspeed_engine import connect, scattered_reading
+from vlm_pg.training.deepspeed_engine import sharded_loading
 
 
 def run(layout: Layout, out: Path) -> None:
     ranks = RankLayout(RankLayout.here().rank, RankLayout.here().world_size, layout.sequence)
     engine = layout_engine(layout, out, ranks)
     train_steps(engine, ranks, steps=[0], questions=2)
-    weight, said = "", ""
+    weight, message = "", ""
     if ranks.rank == ranks.world_size - 1:
         piece = [piece for piece in engine.states.slices() if piece.kind == "exp_avg"][-1]
         piece.values[-1] = torch.nan
@@ -32,28 +33,24 @@ def run(layout: Layout, out: Path) -> None:
     try:
         train_steps(engine, ranks, steps=[1], questions=2)
     except NotFiniteError as error:
-        said = str(error)
-    (out / f"update-{layout.name}-{ranks.rank}.json").write_text(json.dumps({"weight": weight, "said": said}))
+        message = str(error)
+    (out / f"update-{layout.name}-{ranks.rank}.json").write_text(json.dumps({"weight": weight, "message": message}))
     barrier()
 
 
 def read(out: Path) -> None:
-    layout, said = LAYOUTS["zero3-2"], ""
+    layout, message = LAYOUTS["zero3-2"], ""
     settings = deepspeed_settings(layout, out, RankLayout.here())
     try:
-        load_policy(out / "model", device="cpu", reading=scattered_reading(settings, torch.float32))
+        load_policy(out / "model", device="cpu", reading=sharded_loading(settings, torch.float32))
     except ModelError as error:
-        said = str(error)
-    (out / f"read-{RankLayout.here().rank}.json").write_text(json.dumps(said))
+        message = str(error)
+    (out / f"read-{RankLayout.here().rank}.json").write_text(json.dumps(message))
     barrier()
 
 
 if __name__ == "__main__":
-    out, *names = sys.argv[1:]
-    torch.set_num_threads(1)
-    connect()
-    for name in names:
-        run(LAYOUTS[name], Path(out))
-    read(Path(out))
-    disconnect()
-    end_rank(0)
+    with connected_ranks():
+        for name in sys.argv[2:]:
+            run(LAYOUTS[name], Path(sys.argv[1]))
+        read(Path(sys.argv[1]))

@@ -1,6 +1,6 @@
 """A rank that torchrun starts anew: python -m tests.integration.restarted_rank ENGINE FILE.
 
-In the first attempt rank 0 leaves a note and asks all to stop, and rank 1 dies. In the next one each rank appends to
+In the first attempt rank 0 writes a note and a stop request, and rank 1 dies. In the next one each rank appends to
 FILE what it finds of that.
 """
 
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from vlm_pg.distributed import SharedFlag, SharedNote, disconnect, gather_objects, join_ranks
+from vlm_pg.distributed import SharedNote, disconnect, gather_objects, join_ranks
 
 
 def main(engine: str, found: str) -> None:
@@ -22,16 +22,16 @@ def main(engine: str, found: str) -> None:
         connect()
     else:
         join_ranks()
-    note, flag, rank = SharedNote("note"), SharedFlag("stop"), int(os.environ["RANK"])
+    note, stop, rank = SharedNote("note"), SharedNote("stop"), int(os.environ["RANK"])
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if rank == 0:
-            note.leave("stale")
-            flag.set()
+            note.write("stale")
+            stop.write("requested")
         note.read(30)
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)  # torchrun ends it
-    of_ranks = gather_objects((rank, note.is_there(), flag.is_set()))
+    of_ranks = gather_objects((rank, note.exists(), stop.exists()))
     if rank == 0:
         Path(found).write_text(repr(of_ranks))
     disconnect()

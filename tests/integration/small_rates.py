@@ -10,12 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 from tests.support import zero_cases
+from tests.support.ranks import connected_ranks
 from tests.support.zero_cases import PARTS, ZeroCase, case_policy, train, training_settings
-from vlm_pg.distributed import RankLayout, barrier, disconnect, end_rank
-from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
+from vlm_pg.distributed import RankLayout, barrier
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 from vlm_pg.training.engines import Engine, TorchEngine
 
 RATE = 1e-6
@@ -40,11 +39,8 @@ def make(name: str, folder: Path, ranks: RankLayout) -> Engine:
     return (TorchEngine if name == "torch" else DeepSpeedEngine)(case_policy(case), settings, ranks)
 
 
-def main(folder: str) -> None:
-    torch.set_num_threads(1)
-    connect()
+def main(folder: str, ranks: RankLayout) -> None:
     zero_cases.LEARNING_RATE = RATE
-    ranks = RankLayout.here()
     for name, case in CASES.items():
         before = {n: p.detach().float().flatten() for n, p in case_policy(case).model.named_parameters()}
         engine = make(name, Path(folder), ranks)
@@ -66,9 +62,8 @@ def main(folder: str) -> None:
             print(
                 name, ",".join(sorted(kinds)), f"{moved / count:.3f}", f"{rounded / sum(map(len, before.values())):.3f}"
             )
-    disconnect()
-    end_rank(0)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with connected_ranks() as ranks:
+        main(sys.argv[1], ranks)

@@ -58,13 +58,3 @@ def test_the_checkpoint_that_does_best_on_held_out_questions_stays(tmp_path: Pat
     assert score == {"metric": "eval/accuracy", "mean": accuracies[best], "steps": 1}
     for step in accuracies:
         assert len(read_lines(run / f"eval_held_out_step-{step:06d}.jsonl")) == 6
-
-
-def test_settings_of_the_best_checkpoint_must_fit(tmp_path: Path) -> None:
-    ended = train_here(short_run(tmp_path), "training.keep_best=rewards")
-    assert ended.code == 2 and "keep_best" in ended.printed and "'reward'" in ended.printed
-    overrides = ["training.keep_best=eval/accuracy", "eval.every=2", f"data.eval.held_out={tmp_path}/records.json"]
-    ended = train_here(short_run(tmp_path), *overrides)
-    assert ended.code == 2 and "Set eval.every so that it divides both" in ended.printed
-    ended = train_here(short_run(tmp_path), "eval.every=2")
-    assert ended.code == 2 and "there is no evaluation set to run" in ended.printed

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.integration.test_deepspeed import deepspeed_config
 from tests.support.processes import launch_ranks, start_ranks
-from tests.support.runs import read_lines
+from tests.support.runs import deepspeed_config, read_lines
 from tests.support.short_run import Ended
 from tests.support.small_run import STEPS, small_run
 from vlm_pg.errors import EXIT_RANK_LOST
@@ -39,23 +38,23 @@ SAMPLE = [("torch", "rollout", 1), ("zero3", "train", 1)]
 # Within which all processes of a run are gone: what is promised. It takes about six.
 GONE_SECONDS = 60
 
-# A loss of the user's own, in which each rank says that it has begun, and does what the environment says.
+# A user-defined loss in which each rank marks its begin, and acts as the environment says.
 LOSS = """\
 import os, signal, time
 
-what = os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"], "")
-if what.startswith("is missing"):
-    time.sleep(2 * what.endswith("late"))
+action = os.environ.get("LOSS_OF_RANK_" + os.environ["RANK"], "")
+if action.startswith("is missing"):
+    time.sleep(2 * action.endswith("late"))
     raise ImportError("a package is missing here")
 
 
 def odd(tokens, settings):
     open(__file__ + ".begun-" + os.environ["RANK"], "w").close()
-    if what == "dies":
+    if action == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "raises":
+    if action == "raises":
         raise ValueError("an odd loss\\nwith more to say")
-    while what == "hangs":
+    while action == "hangs":
         time.sleep(3600)
     return tokens.logprobs.sum() * 0, {}
 """
@@ -79,7 +78,7 @@ def arguments(folder: Path, engine: str, run: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> dict[str, Path]:
-    """Runs by engine, made when they are asked for."""
+    """Runs by engine, made on demand."""
     return {}
 
 
@@ -120,15 +119,15 @@ def test_a_killed_rank_is_named_and_ends_all(
         assert time.monotonic() - died_seconds < GONE_SECONDS
         time.sleep(0.1)
     print(f"{engine}, {phase}, rank {rank}: all gone after {time.monotonic() - died_seconds:.1f} s")
-    said = "".join(one.stdout + one.stderr for one in done)
-    assert done[rank].returncode == -signal.SIGKILL, said
-    assert done[1 - rank].returncode == EXIT_RANK_LOST, said
-    lines = [line for line in said.splitlines() if "has gone" in line]
-    assert len(lines) == 1, said
-    assert lines[0].startswith(f"vlm-pg: error: rank {rank} (host {socket.gethostname()}, process "), said
-    assert f'has gone in phase "{phase}"' in lines[0] and "run.resume=auto" in lines[0], said
-    assert phase == "setup" or f"after step {PHASES[phase]}" in lines[0] or not PHASES[phase], said
-    assert "Traceback" not in said, said
+    printed = "".join(one.stdout + one.stderr for one in done)
+    assert done[rank].returncode == -signal.SIGKILL, printed
+    assert done[1 - rank].returncode == EXIT_RANK_LOST, printed
+    lines = [line for line in printed.splitlines() if "has gone" in line]
+    assert len(lines) == 1, printed
+    assert lines[0].startswith(f"vlm-pg: error: rank {rank} (host {socket.gethostname()}, process "), printed
+    assert f'has gone in phase "{phase}"' in lines[0] and "run.resume=auto" in lines[0], printed
+    assert phase == "setup" or f"after step {PHASES[phase]}" in lines[0] or not PHASES[phase], printed
+    assert "Traceback" not in printed, printed
     launch_ranks("vlm_pg.cli", "train", *of_run, "run.resume=auto")
     found, expected = weights(run), weights(undisturbed[engine])
     assert found.keys() == expected.keys()
@@ -147,8 +146,8 @@ def odd_ranks(folder: Path, name: str, *more: str, ranks: int = 2) -> list[Ended
 @pytest.mark.parametrize("ranks, rank", [(2, 1), (3, 0)])
 def test_ranks_end_whatever_they_wait_in(ranks: int, rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No collective tells the others of it: their main threads never get to the next one. One of them says it."""
-    for place in range(ranks):
-        monkeypatch.setenv(f"LOSS_OF_RANK_{place}", "dies" if place == rank else "hangs")
+    for other in range(ranks):
+        monkeypatch.setenv(f"LOSS_OF_RANK_{other}", "dies" if other == rank else "hangs")
     ended = odd_ranks(folder, f"hanging-{rank}", f"algorithm.loss={folder / 'odd.py'}:odd", ranks=ranks)
     assert ended.pop(rank).code == -signal.SIGKILL
     assert [one.code for one in ended] == [EXIT_RANK_LOST] * len(ended), ended
@@ -175,23 +174,23 @@ def test_an_exception_of_one_rank_is_named_by_the_others(
 @pytest.mark.matrix
 @pytest.mark.parametrize("when", ["meeting", "meeting late"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_dies_before_it_is_connected_is_missed(rank: int, when: str, folder: Path) -> None:
+def test_a_rank_that_dies_before_it_is_connected_is_named(rank: int, when: str, folder: Path) -> None:
     of_run = arguments(folder, "torch", folder / f"{when} {rank}")
     running = start_ranks("tests.integration.dying_rank", str(rank), when, "0", *of_run)
     done = [one.finish(timeout_seconds=60) for one in running]
     assert (done[rank].returncode, done[1 - rank].returncode) == (-signal.SIGKILL, 2), done[1 - rank].stderr
-    silent = f"vlm-pg: error: rank {rank} has met the others and was heard of no more"
-    # One that is slower than the other's death still meets it: libraries then say no more than that somebody has gone.
+    silent = f"vlm-pg: error: rank {rank} has met the others and sends nothing any more"
+    # A rank that is slower than the other's death gets the error of the collective alone.
     met = f"vlm-pg: error: Rank {1 - rank} was left by another one while the 2 processes of this run met"
     assert silent in done[1 - rank].stderr or met in done[1 - rank].stderr
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("late", [None, 0, 1])
-def test_what_all_ranks_find_wrong_is_said_by_each_of_them_alone(
+def test_an_error_of_all_ranks_is_printed_by_each_alone(
     late: int | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by one that has been told of the other's failure before."""
+    """Also by one that knows the other's failure already."""
     for rank in range(2):
         monkeypatch.setenv(f"LOSS_OF_RANK_{rank}", "is missing, late" if rank == late else "is missing")
     for rank, ended in enumerate(odd_ranks(folder, "alike", f"algorithm.loss={folder / 'odd.py'}:odd")):
@@ -202,7 +201,7 @@ def test_what_all_ranks_find_wrong_is_said_by_each_of_them_alone(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_one_rank_finds_wrong_ends_all(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_one_rank_ends_all(rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"LOSS_OF_RANK_{rank}", "is missing")
     ended = odd_ranks(folder, f"missing-{rank}", f"algorithm.loss={folder / 'odd.py'}:odd")
     assert (ended[rank].code, ended[1 - rank].code) == (2, EXIT_RANK_LOST)

@@ -45,7 +45,7 @@ class Killed:
 
     def start(self) -> ModuleProcess:
         self._told.unlink(missing_ok=True)
-        return ModuleProcess("tests.integration.told_run", *self._arguments)
+        return ModuleProcess("tests.integration.traced_run", *self._arguments)
 
     def told(self) -> list[tuple[float, str]]:
         """When it came where, since it was started."""

@@ -21,12 +21,9 @@ from vlm_pg.models.registry import FAMILIES
 TOLERANCE = 1e-5
 # In bf16 rounding differs by order.
 ALL = tuple(name for name, layout in LAYOUTS.items() if layout.dtype == "fp32")
-# What no table of one thing has: sequence ranks, ZeRO, dealing, parts and families together. Stages and offload alone
-# are in test_zero_table.py, adapters in test_lora_run.py, families on sequence ranks in test_sequence_ranks.py.
-SOME = (
-    *("sequence2-zero3-qwen3_5", "merger-sequence2-zero3", "dealt-zero2-qwen3_vl", "dealt-zero3-2"),
-    *("sequence2-zero2-data2", "dealt-sequence2-data2"),
-)
+# What no table of one thing has: sequence ranks, ZeRO, balancing, parts and families together. Stages and offload alone
+# are in test_zero_table.py, adapters in test_lora_ranks.py, families on sequence ranks in test_sequence_ranks.py.
+SOME = ("merger-sequence2-zero3", "balanced-zero2-qwen3_vl", "balanced-sequence2-data2")
 
 
 @pytest.mark.parametrize(
@@ -36,20 +33,20 @@ SOME = (
 def test_every_layout_trains_what_one_process_trains(ranks: int, names: tuple[str, ...], tmp_path: Path) -> None:
     layouts = [LAYOUTS[name] for name in names if LAYOUTS[name].ranks == ranks]
     chosen = [layout.name for layout in layouts]
-    launch_ranks("tests.integration.layout_run", str(tmp_path), *chosen, ranks=ranks, timeout_seconds=500)
+    launch_ranks("tests.support.layouts", str(tmp_path), *chosen, ranks=ranks, timeout_seconds=500)
     far: dict[str, dict[str, float]] = {}
     for layout in layouts:
         one = trained_by_one_process(layout)
         file = tmp_path / f"{layout.name}.safetensors"
         with safe_open(file, "pt") as opened:
-            said = json.loads(opened.metadata()["metrics"])
-        norms = [step["grad_norm"] for step in said]
+            metrics = json.loads(opened.metadata()["metrics"])
+        norms = [step["grad_norm"] for step in metrics]
         assert norms == pytest.approx([step["grad_norm"] for step in one.metrics], rel=1e-5), layout.name
         assert max(norms) > layout.max_grad_norm, "some gradient should be clipped"
-        assert all(step["micro_batches"] > 1 for step in said)
-        if layout.dealt:
-            assert sum(step["moved"] for step in said), "some prompt should be trained on where it was not encoded"
-            least, most = (said[-1][f"patches/{name}"] for name in ("least", "most"))
+        assert all(step["micro_batches"] > 1 for step in metrics)
+        if layout.balanced:
+            assert sum(step["moved"] for step in metrics), "some prompt should be trained on where it was not encoded"
+            least, most = (metrics[-1][f"patches/{name}"] for name in ("least", "most"))
             assert most < 1.2 * least, "a tower has equally much to do on every rank, up to a frame a step"
         found, moved = load_file(file), distance(one.before, one.after)
         frozen = [name for name in found if not _trains(layout, name)]

@@ -57,8 +57,8 @@ def steps_done(run: Path) -> int:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("died", [1, pytest.param(0, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.matrix] * (way != "torchrun")) for way in WAYS])
+@pytest.mark.parametrize("died", [1, 0])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_node_that_dies_ends_the_other_and_the_run_goes_on(
     way: str, died: int, config: Path, undisturbed: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -84,7 +84,7 @@ def test_a_node_that_dies_ends_the_other_and_the_run_goes_on(
     assert all(weights[name].equal(weight) for name, weight in undisturbed(WAYS[way]).items())
 
 
-@pytest.mark.parametrize("way", ["hostfile", "slurm"])
+@pytest.mark.parametrize("way", [pytest.param("hostfile", marks=pytest.mark.matrix), "slurm"])
 def test_nodes_train_together(way: str, config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     nodes = Nodes(make_checkout(tmp_path), way, str(config), f"run.dir={run}", "training.steps=2", *ENGINES[WAYS[way]])
@@ -97,7 +97,7 @@ def test_nodes_train_together(way: str, config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_a_node_that_is_asked_to_stop_stops_both(config: Path, tmp_path: Path) -> None:
+def test_a_stop_request_of_one_node_stops_both(config: Path, tmp_path: Path) -> None:
     """Torchrun hands SIGUSR1 on, and does not die of it."""
     root, run = make_checkout(tmp_path), tmp_path / "run"
     nodes = Nodes(root, "torchrun", str(config), f"run.dir={run}", *ENGINES["torch"])

@@ -9,34 +9,26 @@ import pytest
 
 from tests.support.processes import launch_ranks
 
-pytestmark = pytest.mark.matrix
-
-pytest.importorskip("deepspeed")
-
-
-def async_io_builds() -> bool:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    return bool(AsyncIOBuilder().is_compatible(verbose=False))
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.skipif(
+        "not AsyncIOBuilder().is_compatible(verbose=False)", reason="DeepSpeed's async_io needs libaio with its headers"
+    ),
+]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_states_on_nvme_are_saved_and_loaded(dtype: str, tmp_path: Path) -> None:
-    if not async_io_builds():
-        pytest.skip("DeepSpeed's async_io needs libaio with its headers")
-    launch_ranks("tests.integration.nvme_states", str(tmp_path), dtype, ranks=1, timeout_seconds=1800)
-    said = json.loads((tmp_path / "said.json").read_text())
-    assert len(said) == 5 and not any(said.values()), said
+    arguments = (str(tmp_path), "states", dtype)
+    launch_ranks("tests.integration.nvme_runs", *arguments, ranks=1, timeout_seconds=1800)
+    differ = json.loads((tmp_path / "differ.json").read_text())
+    assert len(differ) == 5 and not any(differ.values()), differ
 
 
-@pytest.mark.matrix
 def test_nan_in_weights_on_nvme_is_found_by_the_rank_that_has_it(tmp_path: Path) -> None:
     """More weights than DeepSpeed has buffers for them; each rank reads its own part."""
-    if not async_io_builds():
-        pytest.skip("DeepSpeed's async_io needs libaio with its headers")
-    launch_ranks("tests.integration.nvme_weights", str(tmp_path), ranks=2, timeout_seconds=1800)
-    first, last = (json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in range(2))
+    launch_ranks("tests.integration.nvme_runs", str(tmp_path), "weights", ranks=2, timeout_seconds=1800)
+    first, last = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
     assert len(first["on nvme"]) == 6 and all(first["on nvme"].values()) and first["on nvme"] == last["on nvme"]
     assert "NaN or infinities in 1 weights" in first["update"] and first["update"] == last["update"]
     assert "down_proj" in first["update"]

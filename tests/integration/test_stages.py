@@ -40,11 +40,11 @@ RESUMED_ALIKE = ("torch-1", "torch-2", "zero2-2", "zero3-2")
 def stages_of(name: str, layouts: tuple[str, ...]) -> list[Stage]:
     """Before each stage but the first, the checkpoint is loaded and saved again as it is (``...-as-it-is``)."""
     stages: list[Stage] = []
-    for place, layout in enumerate(layouts):
+    for number, layout in enumerate(layouts):
         start = stages[-1].saved if stages else None
         if start is not None:
-            stages.append(Stage(f"{name}-{place}-as-it-is", layout, 2 * place, 2 * place, start))
-        stages.append(Stage(f"{name}-{place}", layout, 2 * place, 2 * place + 2, start))
+            stages.append(Stage(f"{name}-{number}-as-it-is", layout, 2 * number, 2 * number, start))
+        stages.append(Stage(f"{name}-{number}", layout, 2 * number, 2 * number + 2, start))
     return stages
 
 

@@ -43,7 +43,7 @@ def steps_of(slices: Sequence[dict[str, Any]], rank: int = 0) -> list[int]:
     return [event["args"]["step"] for event in slices if event["name"] == "step" and event["pid"] == rank]
 
 
-def test_a_rank_that_is_done_is_seen_to_wait_for_the_other(tmp_path: Path) -> None:
+def test_waiting_for_the_other_rank_is_in_the_time_line(tmp_path: Path) -> None:
     """Rank 1 is slow in checking: rank 0's wait lasts until it is done. Both ranks' slices lie in one file."""
     config = short_run(tmp_path)
     (tmp_path / "spread.py").write_text(SLOW_ON_RANK_1)
@@ -53,18 +53,21 @@ def test_a_rank_that_is_done_is_seen_to_wait_for_the_other(tmp_path: Path) -> No
     for rank in (0, 1):
         assert steps_of(slices, rank) == [1, 2, 3]
         for step in (1, 2, 3):
-            of_step = [one for one in slices if one["pid"] == rank and one["args"].get("step") == step]
-            assert EVERY_STEP | {"idle"} == {one["name"] for one in of_step}
-            (whole,) = (one for one in of_step if one["name"] == "step")
-            end = whole["ts"] + whole["dur"]
-            assert all(whole["ts"] <= one["ts"] and one["ts"] + one["dur"] <= end for one in of_step)
+            of_step = [event for event in slices if event["pid"] == rank and event["args"].get("step") == step]
+            assert EVERY_STEP | {"idle"} == {event["name"] for event in of_step}
+            whole = next(event for event in of_step if event["name"] == "step")
+            assert all(
+                whole["ts"] <= event["ts"] and event["ts"] + event["dur"] <= whole["ts"] + whole["dur"]
+                for event in of_step
+            )
     for step in (1, 2, 3):
-        of_step = [one for one in slices if one["args"].get("step") == step]
-        (checked,) = (one["ts"] + one["dur"] for one in of_step if (one["pid"], one["name"]) == (1, "rewards"))
-        first, *later = (one for one in of_step if (one["pid"], one["name"]) == (0, "idle"))
+        of_step = [event for event in slices if event["args"].get("step") == step]
+        (rewards,) = (event for event in of_step if event["pid"] == 1 and event["name"] == "rewards")
+        waits = [event for event in of_step if event["pid"] == 0 and event["name"] == "idle"]
         # Between sampling and the update, at the update's end, at the step's end. A clock's tick is allowed.
-        assert len(later) == 2 and first["dur"] > 0
-        assert first["ts"] < checked <= first["ts"] + first["dur"] + 20_000
+        assert len(waits) == 3 and waits[0]["dur"] > 0
+        checked = rewards["ts"] + rewards["dur"]
+        assert waits[0]["ts"] < checked <= waits[0]["ts"] + waits[0]["dur"] + 20_000
     html = (tmp_path / "run" / "report.html").read_text()
     assert "rank 1 (" in html and "waiting for other ranks" in html
 

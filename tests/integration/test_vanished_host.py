@@ -51,8 +51,8 @@ def cable() -> Iterator[None]:
 
 
 def start(rank: int, *of_run: str) -> subprocess.Popen[str]:
-    place = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": 29500}
-    environment = dict(os.environ) | ONE_THREAD_NO_GPU | {name: str(value) for name, value in place.items()}
+    variables = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": 29500}
+    environment = dict(os.environ) | ONE_THREAD_NO_GPU | {name: str(value) for name, value in variables.items()}
     environment |= {"GLOO_SOCKET_IFNAME": HOSTS[rank], f"LOSS_OF_RANK_{rank}": "hangs"}
     command = ["ip", "netns", "exec", HOSTS[rank], sys.executable, "-m", "vlm_pg.cli", "train", *of_run]
     return subprocess.Popen(
@@ -60,7 +60,6 @@ def start(rank: int, *of_run: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.matrix
 def test_a_host_that_vanishes_is_named(cable: None, tmp_path: Path) -> None:
     odd = tmp_path / "odd.py"
     odd.write_text(LOSS)
@@ -73,13 +72,13 @@ def test_a_host_that_vanishes_is_named(cable: None, tmp_path: Path) -> None:
             time.sleep(0.1)
         ip("-n", HOSTS[1], "link", "set", HOSTS[1], "down")
         pulled_seconds = time.monotonic()
-        said = [rank.communicate(timeout=GONE_SECONDS)[0] for rank in ranks]
+        printed = [rank.communicate(timeout=GONE_SECONDS)[0] for rank in ranks]
         print(f"both gone after {time.monotonic() - pulled_seconds:.1f} s")
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [rank.returncode for rank in ranks] == [EXIT_RANK_LOST] * 2, said
+    assert [rank.returncode for rank in ranks] == [EXIT_RANK_LOST] * 2, printed
     for rank in range(2):
-        assert f"vlm-pg: error: rank {1 - rank} (host " in said[rank], said[rank]
-        assert 'has gone in phase "train", before the first step was completed' in said[rank], said[rank]
+        assert f"vlm-pg: error: rank {1 - rank} (host " in printed[rank], printed[rank]
+        assert 'has gone in phase "train", before the first step was completed' in printed[rank], printed[rank]

@@ -9,15 +9,14 @@ import json
 import sys
 from collections.abc import Sequence
 
-import torch
-
 from tests.support.groups import make_case, tiny_policy
-from vlm_pg.distributed import RankLayout, disconnect, end_rank
+from tests.support.ranks import connected_ranks
+from vlm_pg.distributed import RankLayout
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.fused.packed import packed_linears
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.training.deepspeed_engine import DeepSpeedEngine, connect
+from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.types import Prompt
 
@@ -47,25 +46,21 @@ def tokens_of(rollouts: RolloutEngine, prompts: Sequence[Prompt], step: int) -> 
     return [rollout.token_ids.tolist() for group in rollouts.generate(prompts, step) for rollout in group]
 
 
-def main(out: str, deepspeed_config: str, gather: str, rounds: int, family: str) -> None:
-    torch.set_num_threads(1)
-    connect()
-    ranks = RankLayout.here()
+def main(ranks: RankLayout, out: str, deepspeed_config: str, gather: str, rounds: int, family: str) -> None:
     policy = policy_with_many_stops(family)
     settings = TrainingSettings(steps=1, engine="deepspeed", deepspeed_config=deepspeed_config)
     engine = DeepSpeedEngine(policy, settings, ranks, gather)
     prompts, rollouts = prompts_of(policy, ranks.rank), rollouts_of(policy)
-    said = []
+    tokens = []
     for step in range(rounds):
         with engine.gathered_parameters():
-            said.append(tokens_of(rollouts, prompts, step))
+            tokens.append(tokens_of(rollouts, prompts, step))
     with open(f"{out}.{ranks.rank}", "w") as file:
-        json.dump(said, file)
+        json.dump(tokens, file)
     print("separate:", packed_linears(policy.language_model)[1])
-    disconnect()
 
 
 if __name__ == "__main__":
     out, deepspeed_config, gather, rounds, family = sys.argv[1:]
-    main(out, deepspeed_config, gather, int(rounds), family)
-    end_rank(0)
+    with connected_ranks() as ranks:
+        main(ranks, out, deepspeed_config, gather, int(rounds), family)

@@ -30,8 +30,7 @@ from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, Part
 from vlm_pg.models.stream_memory import MemoryChoice
-from vlm_pg.training.engines import TorchEngine
-from vlm_pg.training.rates import trained_weights
+from vlm_pg.training.engines import TorchEngine, trained_weights
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.updates import Update, UpdateSettings, update_policy
 from vlm_pg.types import ResponseGroup

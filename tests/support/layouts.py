@@ -1,11 +1,9 @@
-"""Ways to lay one training out over processes, all of which must train what one process trains; and what they train.
-
-A further layout is a further entry in ``LAYOUTS``.
-"""
+"""Layouts of one training over processes, all of which must train what one process trains; and its data."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,17 +11,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.processes import ROOT
+from tests.support.ranks import connected_ranks
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.cost import CostModel
-from vlm_pg.distributed import SINGLE_RANK, RankLayout, max_over_ranks
+from vlm_pg.distributed import SINGLE_RANK, RankLayout, barrier, max_over_ranks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, LoraSettings, Part
 from vlm_pg.training.engines import Engine, TorchEngine
-from vlm_pg.training.parallel import deal_update
+from vlm_pg.training.parallel import assign_update
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.training.updates import Update, UpdateSettings, update_policy
@@ -50,7 +50,7 @@ class Layout:
     """``zero``: section ``zero_optimization`` of DeepSpeed's file; None for the torch engine.
 
     ``sequence``: processes that share the tokens of each data rank. ``lora``: an adapter trains, else the parts of the
-    model that ``train`` names, tower and merger at learning rates of their own where it names not all. ``dealt``:
+    model that ``train`` names, tower and merger at learning rates of their own where it names not all. ``balanced``:
     rollouts change data ranks before an update.
     """
 
@@ -64,7 +64,7 @@ class Layout:
     quantize: bool = False  # beside an adapter
     settings: dict[str, Any] = field(default_factory=dict)  # of section ``training``
     dtype: str = "fp32"
-    dealt: bool = False
+    balanced: bool = False
 
     @property
     def trained(self) -> tuple[Part, ...]:
@@ -114,17 +114,17 @@ LAYOUTS = {
             for family in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")
         ),
         Layout("sequence2-zero3-qwen3_5", 2, shipped("zero3"), sequence=2, family="qwen3_5"),
-        Layout("dealt-torch-2", 2, dealt=True),
-        Layout("dealt-torch-4", 4, dealt=True),
+        Layout("balanced-torch-2", 2, balanced=True),
+        Layout("balanced-torch-4", 4, balanced=True),
         *(
-            Layout(f"dealt-{name.replace('_', '-')}-2", 2, shipped(name), dealt=True)
+            Layout(f"balanced-{name.replace('_', '-')}-2", 2, shipped(name), balanced=True)
             for name in ("zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
         ),
-        Layout("dealt-zero2-4", 4, shipped("zero2"), dealt=True),
-        Layout("dealt-sequence2-data2", 4, sequence=2, dealt=True),
-        Layout("dealt-sequence2-zero3-data2", 4, shipped("zero3"), sequence=2, dealt=True),
-        Layout("dealt-zero2-qwen3_vl", 2, shipped("zero2"), family="qwen3_vl", dealt=True),
-        Layout("dealt-merger+language-zero3", 2, shipped("zero3"), train=MERGER_AND_LANGUAGE, dealt=True),
+        Layout("balanced-zero2-4", 4, shipped("zero2"), balanced=True),
+        Layout("balanced-sequence2-data2", 4, sequence=2, balanced=True),
+        Layout("balanced-sequence2-zero3-data2", 4, shipped("zero3"), sequence=2, balanced=True),
+        Layout("balanced-zero2-qwen3_vl", 2, shipped("zero2"), family="qwen3_vl", balanced=True),
+        Layout("balanced-merger+language-zero3", 2, shipped("zero3"), train=MERGER_AND_LANGUAGE, balanced=True),
         Layout("merger+language-torch-1", 1, train=MERGER_AND_LANGUAGE),
         Layout("bf16-torch-1", 1, dtype="bf16"),
         Layout("bf16-torch-2", 2, dtype="bf16"),
@@ -167,13 +167,9 @@ def training_settings(layout: Layout, deepspeed_file: Path | None = None) -> Tra
     return TrainingSettings(steps=STEPS, learning_rate=LEARNING_RATE, checked_updates=99, **(values | layout.settings))
 
 
-def layout_engine(layout: Layout, folder: Path, ranks: RankLayout) -> Engine:
-    """The layout's engine on this rank, around the policy all layouts begin with. Collective."""
-    return engine_around(layout, folder, ranks, layout_policy(layout))
-
-
-def engine_around(layout: Layout, folder: Path, ranks: RankLayout, policy: Policy) -> Engine:
-    """The layout's engine on this rank. Collective."""
+def layout_engine(layout: Layout, folder: Path, ranks: RankLayout, policy: Policy | None = None) -> Engine:
+    """The layout's engine on this rank, by default around the policy all layouts begin with. Collective."""
+    policy = policy or layout_policy(layout)
     if layout.zero is None:
         return TorchEngine(policy, training_settings(layout), ranks)
     from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
@@ -191,9 +187,9 @@ def deepspeed_settings(layout: Layout, folder: Path, ranks: RankLayout) -> Train
 
 def step_groups(policy: Policy, step: int, questions: int = len(KINDS)) -> list[RolloutGroup]:
     """All complete groups of a step, of all ranks; they do not depend on weights."""
-    turn = step % len(KINDS)
-    kinds = (KINDS[turn:] + KINDS[:turn])[:questions]
-    sampled = [_sampled(policy, kind, LENGTHS[index], 1000 * step + 10 * index) for index, kind in enumerate(kinds)]
+    first = step % len(KINDS)
+    kinds = (KINDS[first:] + KINDS[:first])[:questions]
+    sampled = [_sampled(policy, kind, LENGTHS[i], 1000 * step + 10 * i) for i, kind in enumerate(kinds)]
     return make_groups(policy, sampled)
 
 
@@ -212,12 +208,12 @@ def train_steps(
     whole: bool = False,
     steps: Sequence[int] = range(STEPS),
     questions: int = len(KINDS),
-    deal: bool = False,
+    balance: bool = False,
 ) -> list[dict[str, float]]:
     """Metrics of each of the updates on this data rank's share. ``whole``: each in a single pass.
 
-    ``deal``: after the share was dealt anew; ``moved`` says how many prompts with media came to this process by that,
-    ``patches/`` what towers have had to do so far.
+    ``balance``: over data ranks before the update; ``moved``: prompts with media that came to this process;
+    ``patches/``: the towers' work so far.
     """
     settings = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
     found = []
@@ -229,10 +225,10 @@ def train_steps(
         )
         of_data_rank = groups[ranks.data_rank :: ranks.data_size]
         update = Update(of_data_rank, LEARNING_RATE)
-        if deal:
-            update = _dealt(engine, of_data_rank, step, budget)
+        if balance:
+            update = _balanced(engine, of_data_rank, step, budget)
         metrics = update_policy(engine, None, update, UpdateSettings(settings, budget))
-        if deal:
+        if balance:
             patches = float(engine.policy.vision.patches_run)
             run = {"most": patches, "least": -patches}
             metrics |= {"patches/" + name: abs(n) for name, n in max_over_ranks(run, engine.policy.device).items()}
@@ -243,8 +239,8 @@ def train_steps(
     return found
 
 
-def _dealt(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budget: int) -> Update:
-    """Features are made before the deal, within it, or anew after it, in turn."""
+def _balanced(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budget: int) -> Update:
+    """Features are encoded before the assignment, within it, or again after it, in turn."""
     assert engine.parallel is not None
     made = None
     if step % 3 == 0:
@@ -255,8 +251,8 @@ def _dealt(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budg
     engine.parallel.prompts = {group.prompt.sample_id: group.prompt for group in of_data_rank}
     engine.parallel.costs = CostModel(token=1000, pair=1, logit=10)
     own = of_data_rank[engine.ranks.sequence_rank :: engine.ranks.sequence_size]
-    share = deal_update(engine, Update(own, LEARNING_RATE, made), budget)
-    share = share.encoded_anew(engine) if step % 3 == 2 else share
+    share = assign_update(engine, Update(own, LEARNING_RATE, made), budget)
+    share = share.encoded_again(engine) if step % 3 == 2 else share
     return Update(share.groups, LEARNING_RATE, share.vision)
 
 
@@ -295,3 +291,22 @@ def distance(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) 
         name: float((found[name].float() - weight.float()).abs().max() / weight.float().abs().max())
         for name, weight in expected.items()
     }
+
+
+def run(layout: Layout, out: Path) -> None:
+    """Train the layout on the started ranks; OUT/<name>.safetensors: weights after all steps, with metrics of each."""
+    ranks = RankLayout.here(layout.sequence)
+    assert ranks.world_size == layout.ranks
+    engine = layout_engine(layout, out, ranks)
+    metrics = train_steps(engine, ranks, balance=layout.balanced)
+    after = weights(engine)
+    if ranks.is_rank0:
+        metadata = {"description": engine.description, "metrics": json.dumps(metrics)}
+        save_file(after, out / f"{layout.name}.safetensors", metadata=metadata)
+    barrier()
+
+
+if __name__ == "__main__":  # OUT LAYOUT [LAYOUT ...], all of as many ranks as there are
+    with connected_ranks():
+        for name in sys.argv[2:]:
+            run(LAYOUTS[name], Path(sys.argv[1]))

@@ -39,15 +39,15 @@ _WAIT = """code=0
 for task in "${tasks[@]}"; do wait "$task" || code=$?; done
 exit "$code"
 """
-# pdsh -S -f N -w HOST,HOST COMMAND, in which %n is the host's place
+# pdsh -S -f N -w HOST,HOST COMMAND, in which %n is the host's index
 PDSH = f"""#!/bin/bash
 while [ $# -gt 0 ]; do
     case "$1" in -S) shift ;; -f) shift 2 ;; -w) hosts="$2"; shift 2 ;; *) break ;; esac
 done
-place=0 tasks=()
+index=0 tasks=()
 for host in ${{hosts//,/ }}; do
-    as_node "$host" bash -c "${{*//%n/$place}}" &
-    tasks+=($!) place=$((place + 1))
+    as_node "$host" bash -c "${{*//%n/$index}}" &
+    tasks+=($!) index=$((index + 1))
 done
 {_WAIT}"""
 # One that fails ends the others, as --kill-on-bad-exit asks for.

@@ -130,8 +130,8 @@ def start_ranks(
     shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     started = []
     for rank in range(ranks):
-        environment = {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        started.append(ModuleProcess(module, *arguments, *(own or {}).get(rank, ()), environment=environment))
+        variables = {name: str(value) for name, value in (shared | {"RANK": rank, "LOCAL_RANK": rank}).items()}
+        started.append(ModuleProcess(module, *arguments, *(own or {}).get(rank, ()), environment=variables))
     return started
 
 
@@ -148,8 +148,8 @@ def launch_ranks(module: str, *arguments: str, ranks: int = 2, timeout_seconds: 
                 process.kill()
         time.sleep(0.02)
     done = [process.finish() for process in running]
-    printed = [
+    outputs = [
         f"rank {rank}: {one.returncode}\n{one.stdout[-3000:]}{one.stderr[-3000:]}" for rank, one in enumerate(done)
     ]
-    assert not any(one.returncode for one in done), "\n".join(printed)
+    assert not any(one.returncode for one in done), "\n".join(outputs)
     return done[0].stdout

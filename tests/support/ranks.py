@@ -1,16 +1,18 @@
-"""The main functions of scripts that ``launch_ranks`` starts."""
+"""The main functions of scripts that tests start on several ranks."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from vlm_pg.distributed import RankLayout, SequenceGroup, end_rank
+from vlm_pg.distributed import RankLayout, SequenceGroup, disconnect, end_rank
+from vlm_pg.training.deepspeed_engine import connect
 
 
 def as_rank(run: Callable[[RankLayout, SequenceGroup], None]) -> None:
@@ -32,3 +34,13 @@ def run_cases(run: Callable[[dict[str, Any], RankLayout, SequenceGroup], None]) 
             run(case, ranks, sequence)
 
     as_rank(all_cases)
+
+
+@contextmanager
+def connected_ranks() -> Iterator[RankLayout]:
+    """On one thread, connected; the process ends with the block."""
+    torch.set_num_threads(1)
+    connect()
+    yield RankLayout.here()
+    disconnect()
+    end_rank(0)

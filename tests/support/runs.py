@@ -26,6 +26,16 @@ def write_config(path: Path, sections: dict[str, Any]) -> Path:
     return path
 
 
+def deepspeed_config(folder: Path, stage: int) -> Path:
+    """The shipped file, except that under ZeRO-3 no weight is too small to be sharded."""
+    settings = json.loads((ROOT / f"configs/deepspeed/zero{stage}.json").read_text())
+    if stage == 3:
+        settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    path = folder / "deepspeed.json"
+    path.write_text(json.dumps(settings))
+    return path
+
+
 def run_cli(*arguments: str, timeout_seconds: float = 600, **environment: str) -> subprocess.CompletedProcess[str]:
     """``vlm-pg ARGUMENTS`` in a process of its own, on one thread."""
     return ModuleProcess("vlm_pg.cli", *arguments, environment=environment).finish(timeout_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -11,8 +12,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from tests.support.layouts import LAYOUTS, deepspeed_settings, engine_around, layout_policy, train_steps
+from tests.support.layouts import LAYOUTS, deepspeed_settings, layout_engine, layout_policy, train_steps
 from tests.support.processes import launch_ranks
+from tests.support.ranks import connected_ranks
 from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.models.loading import DTYPES, load_policy
 from vlm_pg.models.settings import LoraSettings, ModelSettings
@@ -51,15 +53,15 @@ def run_stages(stages: Sequence[Stage], folder: Path) -> None:
     while waiting:
         ranks = LAYOUTS[waiting[0].layout].ranks
         together = [stage for stage in waiting if LAYOUTS[stage.layout].ranks == ranks]
-        together = together[: next((i for i, s in enumerate(together) if not _ready(s, together[:i], folder)), None)]
+        # Up to the first whose starting checkpoint does not exist by its turn.
+        ready = [
+            s.start is None or (folder / s.start).exists() or s.start in [before.saved for before in together[:i]]
+            for i, s in enumerate(together)
+        ]
+        together = together[: [*ready, False].index(False)]
         (folder / "stages.json").write_text(json.dumps([asdict(stage) for stage in together]))
-        launch_ranks("tests.integration.stage_run", str(folder), ranks=ranks, timeout_seconds=1800)
+        launch_ranks("tests.support.stages", str(folder), ranks=ranks, timeout_seconds=1800)
         waiting = [stage for stage in waiting if stage not in together]
-
-
-def _ready(stage: Stage, before: Sequence[Stage], folder: Path) -> bool:
-    """Whether its checkpoint is there by its turn."""
-    return stage.start is None or (folder / stage.start).exists() or stage.start in [other.saved for other in before]
 
 
 def run_stage(stage: Stage, folder: Path, ranks: RankLayout) -> None:
@@ -70,11 +72,11 @@ def run_stage(stage: Stage, folder: Path, ranks: RankLayout) -> None:
     settings = ModelSettings(path=str(folder / "base"), dtype=layout.dtype, train=layout.trained, lora=lora)
     reading = nullcontext()
     if layout.zero is not None:
-        from vlm_pg.training.deepspeed_engine import scattered_reading
+        from vlm_pg.training.deepspeed_engine import sharded_loading
 
-        reading = scattered_reading(deepspeed_settings(layout, folder, ranks), DTYPES[layout.dtype])
+        reading = sharded_loading(deepspeed_settings(layout, folder, ranks), DTYPES[layout.dtype])
     policy = load_policy(start, device="cpu", settings=settings, weights_version=stage.first, reading=reading)
-    engine = engine_around(layout, folder, ranks, policy)
+    engine = layout_engine(layout, folder, ranks, policy)
     if stage.start is not None:
         engine.load_optimizer(start)
 
@@ -113,11 +115,11 @@ def saved_states(checkpoint: Path) -> dict[tuple[str, str], torch.Tensor]:
             slices.setdefault((weight, kind), []).append((int(first), values))
     joined = {}
     for key, found in slices.items():
-        place = 0
-        for first, values in sorted(found, key=lambda entry: entry[0]):
-            assert first == place, key
-            place += values.numel()
-        joined[key] = torch.cat([values for _, values in sorted(found, key=lambda entry: entry[0])])
+        end, ordered = 0, sorted(found, key=lambda entry: entry[0])
+        for first, values in ordered:
+            assert first == end, key
+            end += values.numel()
+        joined[key] = torch.cat([values for _, values in ordered])
     return joined
 
 
@@ -134,3 +136,10 @@ def equal_checkpoints(one: Path, other: Path) -> list[str]:
         differ += [str(name) for name in ours if not torch.equal(ours[name], theirs[name])]
     assert updates(one) == updates(other)
     return differ
+
+
+if __name__ == "__main__":  # FOLDER, whose stages.json lists stages of as many ranks as there are
+    with connected_ranks():
+        for values in json.loads(Path(sys.argv[1], "stages.json").read_text()):
+            stage = Stage(**values)
+            run_stage(stage, Path(sys.argv[1]), RankLayout.here(LAYOUTS[stage.layout].sequence))

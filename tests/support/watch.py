@@ -36,12 +36,12 @@ class OpenedFiles:
                 data = os.read(self._descriptor, 1 << 16)
             except BlockingIOError:
                 return found
-            position = 0
-            while position < len(data):
-                _, _, _, length = _HEAD.unpack_from(data, position)
-                position += _HEAD.size
-                found.add(os.fsdecode(data[position : position + length].rstrip(b"\0")))
-                position += length
+            offset = 0
+            while offset < len(data):
+                _, _, _, length = _HEAD.unpack_from(data, offset)
+                offset += _HEAD.size
+                found.add(os.fsdecode(data[offset : offset + length].rstrip(b"\0")))
+                offset += length
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -73,38 +73,38 @@ class Doorbell:
 
 
 class Connections:
-    """Addresses that this process connects to, by the interpreter's own account, while somebody watches."""
+    """Addresses that this process connects to, by the interpreter's own account, while it is watched."""
 
     def __init__(self) -> None:
-        self._asked: list[tuple[str, int]] | None = None
+        self._addresses: list[tuple[str, int]] | None = None
         self._are_refused = False
         sys.addaudithook(self._note)  # which stays for ever
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._asked is None or event != "socket.connect":
+        if self._addresses is None or event != "socket.connect":
             return
-        self._asked.append((arguments[1][0], arguments[1][1]))
+        self._addresses.append((arguments[1][0], arguments[1][1]))
         if self._are_refused:
-            raise ConnectionRefusedError("nobody is connected to in this test")
+            raise ConnectionRefusedError("no connection is allowed in this test")
 
     @contextmanager
     def watched(self, are_refused: bool = False) -> Iterator[list[tuple[str, int]]]:
         """Addresses and ports, as they are connected to."""
-        self._asked, self._are_refused = [], are_refused
+        self._addresses, self._are_refused = [], are_refused
         try:
-            yield self._asked
+            yield self._addresses
         finally:
-            self._asked = None
+            self._addresses = None
 
     @contextmanager
     def refused(self) -> Iterator[list[tuple[str, int]]]:
         """The same; no connection is made."""
-        with self.watched(are_refused=True) as asked:
-            yield asked
+        with self.watched(are_refused=True) as addresses:
+            yield addresses
 
     def close(self) -> None:
         """Watch no more."""
-        self._asked = None
+        self._addresses = None
 
 
 def descriptors(pid: int | str = "self") -> list[str]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from tests.support.groups import make_case, random_group
+from tests.support.layouts import weights
+from tests.support.ranks import connected_ranks
 from tests.support.tiny import tiny_model, tiny_processor
 from tests.support.training import make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, ModelSettings, Part
@@ -109,11 +117,6 @@ def pairwise_cases() -> list[ZeroCase]:
     return chosen
 
 
-def bf16_cases() -> list[ZeroCase]:
-    """Each stage with everything that backward calls differ by."""
-    return [ZeroCase(stage, 2, True, "none", PARTS, False, True, True, bf16=True) for stage in (1, 2, 3)]
-
-
 def part_cases() -> list[ZeroCase]:
     """Each subset of the parts, at several learning rates, in every stage; on two ranks, some updates without media."""
     subsets = [parts for n in (1, 2, 3) for parts in itertools.combinations(PARTS, n) if parts != ("language",)]
@@ -163,10 +166,7 @@ def step_groups(policy: Policy, case: ZeroCase, step: int) -> list[list[RolloutG
     return [
         make_groups(
             policy,
-            [
-                _sampled(policy, kind, LENGTHS[place], 100 * step + 10 * update + place)
-                for place, kind in enumerate(of_update)
-            ],
+            [_sampled(policy, kind, LENGTHS[i], 100 * step + 10 * update + i) for i, kind in enumerate(of_update)],
         )
         for update, of_update in enumerate(kinds)
     ]
@@ -207,3 +207,44 @@ def train(
             for name in ("micro_batches", "groups_chunked", *COMPARED):
                 done[name] += metrics[name]
     return done
+
+
+def run(case: ZeroCase, out: Path, own_cpu_adam: bool) -> None:
+    """Train the case on the started ranks; OUT/<number>.safetensors: weights after all steps, what the passes were, and
+    whether a run that was resumed has the same weights bit for bit."""
+    from vlm_pg.training.deepspeed_engine import DeepSpeedEngine
+
+    folder = out.with_suffix("")
+    file = folder / "deepspeed.json"
+    ranks = RankLayout.here()
+    if ranks.is_rank0:
+        folder.mkdir(parents=True)
+        file.write_text(json.dumps(case.deepspeed(own_cpu_adam)))
+    barrier()
+    settings = training_settings(case, engine="deepspeed", deepspeed_config=str(file))
+    engine = DeepSpeedEngine(case_policy(case), settings, ranks)
+    done = train(engine, case, range(case.stop_after), ranks.rank, ranks.world_size)
+    engine.save_optimizer(folder)
+    state = weights(engine)
+    for name, value in train(engine, case, range(case.stop_after, case.steps), ranks.rank, ranks.world_size).items():
+        done[name] += value
+    after = weights(engine)
+    resumed = DeepSpeedEngine(case_policy(case, state), settings, ranks)
+    resumed.load_optimizer(folder)
+    train(resumed, case, range(case.stop_after, case.steps), ranks.rank, ranks.world_size)
+    again = weights(resumed)
+    if ranks.is_rank0:
+        same = all(torch.equal(after[name], again[name]) for name in after)
+        metadata = {name: str(value) for name, value in done.items()} | {"resumed_equal": str(same)}
+        save_file(after, out, metadata=metadata | {"description": engine.description})
+    barrier()
+    if ranks.is_rank0:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":  # OUT CASES [cpu-adam], a JSON list of fields of ``ZeroCase``
+    out, cases, *options = sys.argv[1:]
+    with connected_ranks():
+        for number, values in enumerate(json.loads(Path(cases).read_text())):
+            case = ZeroCase(**values | {"train": tuple(values["train"])})
+            run(case, Path(out) / f"{number}.safetensors", "cpu-adam" in options)

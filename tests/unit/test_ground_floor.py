@@ -1,4 +1,4 @@
-"""The ground floor: who stands where among the ranks, files that appear whole, and one door to torch.distributed."""
+"""Rank layouts, atomic files, sizes, and torch.distributed in one package alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.files import replacing, write_bytes_atomic
 from vlm_pg.memory import free_bytes, host_bytes, tensor_bytes
 
-DOOR = ROOT / "vlm_pg" / "distributed"
+DISTRIBUTED = ROOT / "vlm_pg" / "distributed"
 
 
 def uses_torch_distributed(tree: ast.AST) -> bool:
@@ -47,24 +47,9 @@ def uses_torch_distributed(tree: ast.AST) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import torch.distributed as dist",
-        "def f():\n    from torch.distributed import all_reduce",
-        "from torch import distributed",
-        "from torch.distributed.fsdp import FullyShardedDataParallel",
-        "import torch\ntorch.distributed.barrier()",
-        "importlib.import_module('torch.distributed')",
-    ],
-)
-def test_every_way_to_torch_distributed_is_known(code: str) -> None:
-    assert uses_torch_distributed(ast.parse(code))
-
-
-def test_one_package_knows_torch_distributed() -> None:
+def test_one_package_uses_torch_distributed() -> None:
     files = [path for folder in ("vlm_pg", "data_pipelines") for path in (ROOT / folder).rglob("*.py")]
-    assert {path.parent for path in files if uses_torch_distributed(ast.parse(path.read_text()))} == {DOOR}
+    assert {path.parent for path in files if uses_torch_distributed(ast.parse(path.read_text()))} == {DISTRIBUTED}
 
 
 def test_ranks_lie_in_rows_of_sequence_ranks() -> None:
@@ -96,7 +81,7 @@ def test_a_file_appears_whole_with_usual_permissions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_file_and_folder_reach_the_disk_where_that_is_asked_for(
+def test_durable_files_and_their_folder_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
     synced: list[bool] = []
@@ -134,7 +119,7 @@ def test_tensors_are_joined_for_collectives_up_to_a_size(monkeypatch: pytest.Mon
     """Every tensor is in one bucket, in order; none mixes dtypes or grows beyond the size but by a single tensor."""
     monkeypatch.setattr(collectives, "BUCKET_BYTES", 40)
     sizes = [3, 4, 3, 11, 1, 2]
-    tensors = [torch.full((size,), float(place)) for place, size in enumerate(sizes)]
+    tensors = [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
     tensors[4] = tensors[4].double()
     buckets = [[int(tensor[0]) for tensor in bucket] for bucket in collectives._buckets(tensors)]
     assert buckets == [[0, 1, 2], [3], [4], [5]]

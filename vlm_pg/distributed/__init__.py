@@ -1,27 +1,25 @@
-"""Ranks and what they tell each other. Without torch.distributed every call is its own answer.
+"""Ranks and their collectives. Without torch.distributed every call returns its own argument.
 
-processes -> collectives -> layout -> sequence_group.
+processes -> collectives -> ranks.
 """
 
 from vlm_pg.distributed.collectives import (
     AgreedStop,
-    agree_to_go_on,
+    check_stop,
     exchange_objects,
     exchange_rows,
+    forbid_stop,
     gather_objects,
+    join_stop,
     max_over_ranks,
-    meet_to_stop,
     min_over_ranks,
-    no_way_back,
     stopping_together,
     sum_over_ranks,
     sum_tensors_over_ranks,
 )
-from vlm_pg.distributed.layout import SINGLE_RANK, RankLayout
 from vlm_pg.distributed.processes import (
     LAUNCHER_VARIABLES,
     Meeting,
-    SharedFlag,
     SharedNote,
     barrier,
     disconnect,
@@ -32,7 +30,7 @@ from vlm_pg.distributed.processes import (
     launched_world_size,
     local_device,
 )
-from vlm_pg.distributed.sequence_group import SINGLE_SP_RANK, SequenceGroup
+from vlm_pg.distributed.ranks import SINGLE_RANK, SINGLE_SP_RANK, RankLayout, SequenceGroup
 
 __all__ = [
     "LAUNCHER_VARIABLES",
@@ -42,24 +40,23 @@ __all__ = [
     "Meeting",
     "RankLayout",
     "SequenceGroup",
-    "SharedFlag",
     "SharedNote",
-    "agree_to_go_on",
     "barrier",
+    "check_stop",
     "disconnect",
     "end_rank",
     "exchange_objects",
     "exchange_rows",
+    "forbid_stop",
     "gather_objects",
     "is_about_other_ranks",
     "is_distributed",
     "join_ranks",
+    "join_stop",
     "launched_world_size",
     "local_device",
     "max_over_ranks",
-    "meet_to_stop",
     "min_over_ranks",
-    "no_way_back",
     "stopping_together",
     "sum_over_ranks",
     "sum_tensors_over_ranks",

@@ -37,7 +37,7 @@ def min_over_ranks(values: Mapping[str, float], device: torch.device) -> dict[st
 def _reduce(values: Mapping[str, float], device: torch.device, operation: Any) -> dict[str, float]:
     if not is_distributed():
         return dict(values)
-    agree_to_go_on()
+    check_stop()
     names = sorted(values)
     tensor = torch.tensor([values[name] for name in names], dtype=torch.float64, device=device)
     dist.all_reduce(tensor, operation)
@@ -97,7 +97,7 @@ def exchange_objects(for_ranks: Sequence[Any]) -> list[Any]:
     """One object for each rank; what each rank has for this one, in rank order. They are pickled."""
     if not is_distributed():
         return list(for_ranks)
-    agree_to_go_on()
+    check_stop()
     device = torch.device("cpu") if dist.get_backend() == "gloo" else local_device()
     packed = [torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) for value in for_ranks]
     send = torch.tensor([len(piece) for piece in packed], device=device)
@@ -113,54 +113,55 @@ def gather_objects(value: Any) -> list[Any]:
     """Every rank's ``value``, in rank order, on every rank."""
     if not is_distributed():
         return [value]
-    agree_to_go_on()
+    check_stop()
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 class AgreedStop(InterruptedError):
-    """Some rank was asked to stop, and all ranks have left at this place."""
+    """Some rank got a stop request, and all ranks have left at this collective."""
 
 
-_asked_to_stop: Callable[[], bool] | None = None
+_stop_requested: Callable[[], bool] | None = None
 
 
 @contextmanager
-def stopping_together(asked: Callable[[], bool]) -> Iterator[None]:
-    """Inside, all ranks raise ``AgreedStop`` before a collective of numbers or objects once ``asked()`` of one is true.
+def stopping_together(requested: Callable[[], bool]) -> Iterator[None]:
+    """Inside, all ranks raise ``AgreedStop`` before a collective of numbers or objects once ``requested()`` of one is
+    true.
 
-    A rank that leaves by itself calls ``meet_to_stop``, which is what the others meet in place of their collective.
+    A rank that leaves on its own calls ``join_stop``, which matches the others' next check.
     """
-    global _asked_to_stop
-    before, _asked_to_stop = _asked_to_stop, asked
+    global _stop_requested
+    before, _stop_requested = _stop_requested, requested
     try:
         yield
     finally:
-        _asked_to_stop = before
+        _stop_requested = before
 
 
-def agree_to_go_on() -> None:
+def check_stop() -> None:
     """A collective where ranks stop together (``stopping_together``), else nothing.
 
     Raises:
-        AgreedStop: some rank was asked to stop.
+        AgreedStop: some rank got a stop request.
     """
-    if _asked_to_stop is None:
+    if _stop_requested is None:
         return
-    asked = _asked_to_stop()
-    if _any_rank(asked) if is_distributed() else asked:
-        raise AgreedStop("asked to stop")
+    requested = _stop_requested()
+    if _any_rank(requested) if is_distributed() else requested:
+        raise AgreedStop("stop requested")
 
 
-def no_way_back() -> None:
-    """Called on all ranks: until the present ``stopping_together`` ends no rank stops any more."""
-    global _asked_to_stop
-    _asked_to_stop = None
+def forbid_stop() -> None:
+    """Called on all ranks: no rank stops until the present ``stopping_together`` ends."""
+    global _stop_requested
+    _stop_requested = None
 
 
-def meet_to_stop() -> None:
-    """Leave the other ranks, which are about to make a collective: they leave too."""
+def join_stop() -> None:
+    """Called by a rank that leaves: the others leave too, at their next check."""
     _any_rank(True)
 
 

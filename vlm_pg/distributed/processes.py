@@ -1,4 +1,4 @@
-"""The processes that a launcher started: meeting, notes through their store, leaving, which rank caused an error."""
+"""The processes that a launcher started: connecting, notes in their store, leaving, errors caused by other ranks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from vlm_pg.errors import ConfigError
 
 _OF_COLLECTIVES = re.compile(r"gloo|nccl|Connection closed by peer|Connection reset by peer|Broken pipe", re.IGNORECASE)
 
-# How long a rank may wait in a collective for one that still samples, scores answers or writes a checkpoint. torch's
-# limits (10 minutes for NCCL, 30 for gloo) would end such a run; ranks that died are noticed without them
-# (``vlm_pg.watch``). What is left is a hang of all: of a network, or of collectives that do not match.
+# A rank may wait in a collective for one that still samples, scores answers or writes a checkpoint. torch's limits (10
+# minutes for NCCL, 30 for gloo) would end such a run; dead ranks are detected by ``vlm_pg.watch``. The limit is for
+# hangs of all ranks: of a network, or of collectives that do not match.
 COLLECTIVE_TIMEOUT = timedelta(hours=6)
 
 # Set by a launcher for each process.
@@ -39,10 +39,10 @@ def launched_world_size() -> int:
 
 
 def join_ranks() -> None:
-    """Join the processes that the launcher started: NCCL with GPUs, gloo without. Nothing where it started one.
+    """Join the processes that the launcher started, if several: NCCL with GPUs, gloo without.
 
     Raises:
-        ConfigError: the launcher did not say where this process stands, or another one has gone meanwhile.
+        ConfigError: variables of the launcher are missing, or another process left meanwhile.
     """
     if launched_world_size() == 1 or is_distributed():
         return
@@ -54,8 +54,8 @@ def join_ranks() -> None:
     local_device()  # NCCL takes the current one
     store, rank, world_size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        # torchrun that starts its ranks anew keeps the store: what those before left there must not be found.
-        # On several nodes the counts may differ, for one that restarts because another does counts nothing.
+        # A restart by torchrun keeps the store: entries of the ranks before must not be found. On several nodes the
+        # counts may differ, because a node that restarts due to another one does not count.
         store = dist.distributed_c10d.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     try:
@@ -67,11 +67,7 @@ def join_ranks() -> None:
             f"Rank {rank} was left by another one while the {world_size} processes of this run met. Start all of them "
             "again; what the other printed itself says why."
         ) from error
-    _wait_longer(store)
-
-
-def _wait_longer(store: Any) -> None:
-    """``COLLECTIVE_TIMEOUT`` from now on; until ranks have met, torch's limit applies."""
+    # Until here, torch's limit applies.
     groups: Any = dist.distributed_c10d
     set_timeout = dist.set_timeout if hasattr(dist, "set_timeout") else groups._set_pg_timeout  # torch 2.11
     set_timeout(COLLECTIVE_TIMEOUT)
@@ -101,15 +97,13 @@ def local_device() -> torch.device:
 
 @cache
 def host_group() -> Any:
-    """All ranks, on the host: a question through the devices would wait for the work that they have queued."""
+    """All ranks, on the host: a collective on devices would wait for their queued work."""
     return None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
 
 def is_about_other_ranks(error: BaseException) -> bool:
-    """Whether ``error``, or what led to it, is what a collective says when another rank is gone.
-
-    It may be: the same libraries say it of faults of their own.
-    """
+    """Whether ``error``, or a cause of it, is the message of a collective whose peer is gone (possibly: libraries have
+    the same messages for own faults)."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, dist.DistError) or (
@@ -127,7 +121,7 @@ def barrier() -> None:
 
 
 def disconnect() -> None:
-    """Leave together: a rank that simply goes takes its end of a collective with it that others may still be in."""
+    """Leave together: others may still be in a collective with this rank."""
     if is_distributed():
         barrier()
         host_group.cache_clear()
@@ -135,10 +129,10 @@ def disconnect() -> None:
 
 
 def end_rank(code: int) -> NoReturn:
-    """End a connected process without taking its interpreter apart.
+    """End a connected process without finalizing its interpreter.
 
-    DeepSpeed keeps groups that were destroyed, and their gloo threads live on. One that lets go of a tensor of Python's
-    while the interpreter ends aborts the process, after all its work was done (pytorch/pytorch issue 190489).
+    DeepSpeed keeps destroyed groups, whose gloo threads live on. One that releases a Python tensor during finalization
+    aborts the process after all its work is done (pytorch/pytorch issue 190489).
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -146,30 +140,25 @@ def end_rank(code: int) -> NoReturn:
     os._exit(code)
 
 
-# Between two looks whether all ranks have come.
-_MEETING_SECONDS = 0.1
-
-
 class SharedNote:
-    """A text that one rank leaves and all ranks read without a collective, from any thread."""
+    """A text in the ranks' store: written by one rank, read by all without a collective, from any thread."""
 
     def __init__(self, name: str):
         self._key = f"vlm_pg/{name}"
-        # What the ranks met at; torch has no public name for it.
-        self._store = dist.distributed_c10d._get_default_store()
+        self._store = dist.distributed_c10d._get_default_store()  # torch has no public name for it
 
-    def leave(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Raises ConnectionError: the process that holds the store is gone."""
         try:
             self._store.set(self._key, text)
         except dist.DistError as error:
-            raise ConnectionError(f"{self._key} cannot be left: {error}") from error
+            raise ConnectionError(f"{self._key} cannot be written: {error}") from error
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         return bool(self._store.check([self._key]))
 
     def read(self, within_seconds: float) -> str:
-        """Waits until it has been left.
+        """Waits until it is written.
 
         Raises:
             TimeoutError: it was not, or the process that holds the store is gone.
@@ -178,23 +167,14 @@ class SharedNote:
             self._store.wait([self._key], timedelta(seconds=within_seconds))
             return self._store.get(self._key).decode()
         except dist.DistError as error:
-            raise TimeoutError(f"{self._key} was not left in {within_seconds:.0f} s") from error
-
-
-class SharedFlag(SharedNote):
-    """Something that any rank may say and all ranks hear."""
-
-    def set(self) -> None:
-        self.leave("1")
-
-    def is_set(self) -> bool:
-        return self.is_there()
+            raise TimeoutError(f"{self._key} was not written in {within_seconds:.0f} s") from error
 
 
 class Meeting:
-    """Where independent ranks wait for each other for as long as that takes: collectives give up after
-    minutes. All ranks make their meetings in the same order."""
+    """A barrier of independent ranks without time-out: collectives give up after minutes. All ranks make their meetings
+    in the same order."""
 
+    POLL_SECONDS = 0.1
     _number = 0
 
     def __init__(self) -> None:
@@ -214,4 +194,4 @@ class Meeting:
         while store.add(self._key, 0) < dist.get_world_size():
             if should_stop():
                 raise InterruptedError("stopped while waiting for the other ranks")
-            time.sleep(_MEETING_SECONDS)
+            time.sleep(self.POLL_SECONDS)

@@ -100,7 +100,7 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
             for line in served.introduction():
                 console.info(line)
         record = protocol_record(config, path, policy, None if served is None else served.record())
-        opened = ranks.first_says(lambda: open_folder(folder, record, config.eval.resume, console.info))
+        opened = ranks.from_rank0(lambda: open_folder(folder, record, config.eval.resume, console.info))
         stack.callback(opened.close)
         folder.mkdir(parents=True, exist_ok=True)  # of another host
         results, records = _answer(config, policy, served, ranks, console, folder)
@@ -111,7 +111,7 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         results["protocol"] = record | {"machines_before": opened.machines_before, "seconds": seconds}
         if not config.eval.lmms_samples:
             records = {}
-        reproduced = ranks.first_says(lambda: _conclude(results, folder, console, like, records))
+        reproduced = ranks.from_rank0(lambda: _conclude(results, folder, console, like, records))
     _refuse_unscored(results, folder)
     return reproduced
 

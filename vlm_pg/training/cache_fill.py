@@ -1,11 +1,11 @@
-"""``vlm-pg cache fill``: what a run will ask for, made before it by as many processes as are started."""
+"""``vlm-pg cache fill``: frames and visual features of a run, computed before it by any number of processes."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.eval.eval_set import EvalSet
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
-from vlm_pg.memory import tensor_bytes
+from vlm_pg.memory import GIB, tensor_bytes
 from vlm_pg.models.feature_cache import keep_features, why_not_cached
 from vlm_pg.models.loading import load_config, load_policy
 from vlm_pg.models.lora import adapter_base
@@ -34,15 +34,62 @@ from vlm_pg.prompts.prompt_source import PromptSource, SourcePool
 from vlm_pg.threads import use_threads
 from vlm_pg.types import BadSample, MediaRef, Prompt, Sample
 
+MOST_LISTED = 20
+
+
+@dataclass(frozen=True)
+class RecordSet:
+    """``name``: the set's, if any. ``samples``: those that are used. ``processes``: how many share a tower run.
+
+    ``held``: an evaluation set, which determines media and prompts; None: a training set.
+    """
+
+    name: str
+    path: Path
+    samples: Sequence[Sample]
+    processes: int = 1
+    held: EvalSet | None = None
+
+
+def record_sets(config: RunConfig) -> Iterator[RecordSet]:
+    """Training questions with a weight in ``data.mixture``, then those of each chosen evaluation set.
+
+    Of a set with a protocol: its questions, with its media.
+
+    Raises:
+        ConfigError: records that cannot be read, or weights that are not those of their sources.
+    """
+    data = config.data
+    if data.mixture and isinstance(data.train, dict):
+        check_weights(list(data.train_sets), data.mixture)
+    for name, path in data.asked_sets.items():
+        samples = open_records(path)[0][: data.limit]
+        if samples and not name:
+            samples = used_samples(samples, data.mixture)
+        # The frames of a step's prompts are divided over sequence ranks, those of an evaluation's are not.
+        yield RecordSet(name, path, samples, config.training.sequence_parallel)
+    for name in config.eval.chosen_sets(list(data.eval)):
+        path, protocol = data.eval[name], config.eval.protocol_of(name)
+        samples = open_records(path)[0]
+        if protocol is not None:
+            samples = config.eval.asked(name, samples)
+        held = EvalSet(name, path, (), protocol=protocol)
+        yield RecordSet(name, path, samples[: config.eval.limit], held=held)
+
+
+def left_out(config: RunConfig) -> list[str]:
+    """Lines about the records that ``record_sets`` leaves out."""
+    return [*config.data.left_out(), *config.eval.left_out(list(config.data.eval))]
+
 
 def fill(config: RunConfig) -> int:
-    """Put the frames of all media of the run's records into its cache, and the frozen vision tower's outputs for them.
+    """Cache the frames of all media of the run's records, and the frozen vision tower's outputs.
 
-    Started by a launcher, each process takes its share. What is there already is read, and so checked, not made again:
-    a fill that was stopped goes on where it was.
+    Started by a launcher, each process does its share. Existing entries are read, and so checked, not made again: an
+    interrupted fill can be repeated.
 
     Returns:
-        How many media could not be used.
+        Number of unusable media.
 
     Raises:
         ConfigError: there is no cache, nothing to fill it with, or records that cannot be read.
@@ -53,8 +100,7 @@ def fill(config: RunConfig) -> int:
         raise ConfigError("cache.folder is not set. A folder to fill is needed. Set it.")
     if not config.data.train_sets and not config.data.eval:
         raise ConfigError("Neither data.train nor data.eval is set. Records whose media are kept are needed. Set one.")
-    base = adapter_base(config.model.path) or config.model.path
-    model = load_config(str(base), config.model)
+    model = load_config(str(adapter_base(config.model.path) or config.model.path), config.model)
     family = family_of(model)
     why = why_not_cached(config.model, family, cache)
     if why is not None and not cache.frames:
@@ -64,52 +110,39 @@ def fill(config: RunConfig) -> int:
         )
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     pool = decoding_pool(config.media, cache)
-    of_process = "" if world == 1 else f" (process {rank + 1} of {world})"
+    process = "" if world == 1 else f" (process {rank + 1} of {world})"
     faults = 0
-    if rank == 0:
-        for line in left_out(config):
-            print(line, flush=True)
+    for line in left_out(config) if rank == 0 else ():
+        print(line, flush=True)
     try:
         if cache.frames:
             factor = family.pixels(model).token_side
             for records in record_sets(config):
-                faults += _fill_frames(config, records, factor, pool, (rank, world), f"{records.path}{of_process}")
+                # Each medium with the part of it that is shown, once.
+                refs = list(dict.fromkeys(ref for sample in records.samples for ref in sample.media))[rank::world]
+                faults += _fill_frames(_loader(config, records, factor, pool), refs, f"{records.path}{process}")
         if why is not None:
             print(f"visual features: not kept in cache.folder ({why})")
         else:
-            features = FeatureFill(config, pool, rank, world)
-            refused = sum(features.fill(records, f"{records.path}{of_process}") for records in record_sets(config))
-            faults = max(faults, refused)  # the same media again
+            features = _FeatureFill(config, pool, rank, world)
+            unusable = sum(features.fill(records, f"{records.path}{process}") for records in record_sets(config))
+            faults = max(faults, unusable)  # the same media again
     finally:
         if pool is not None:
             pool.close()
     return faults
 
 
-def _fill_frames(
-    config: RunConfig, records: RecordSet, factor: int, pool: WorkerPool | None, place: tuple[int, int], name: str
-) -> int:
-    data, (rank, world) = config.data, place
-    media, prompt = config.media, config.prompt
+def _loader(config: RunConfig, records: RecordSet, factor: int, pool: WorkerPool | None) -> MediaLoader:
+    data, media, prompt = config.data, config.media, config.prompt
     if records.held is not None:
         media, prompt = records.held.media(config), records.held.prompt(config)
     root = data.root_for(records.path, records.name)
-    loader = MediaLoader(media, root, data.allow_remote, factor, pool, prompt.subtitles, config.cache)
-    refs = [ref for number, ref in enumerate(_media_of(records.samples)) if number % world == rank]
-    return _fill(loader, refs, name)
+    return MediaLoader(media, root, data.allow_remote, factor, pool, prompt.subtitles, config.cache)
 
 
-def _media_of(samples: Iterable[Sample]) -> Iterator[MediaRef]:
-    """Each medium that the records ask about, with the part they mean, once."""
-    seen: set[MediaRef] = set()
-    for sample in samples:
-        for ref in sample.media:
-            if ref not in seen:
-                seen.add(ref)
-                yield ref
-
-
-def _fill(loader: MediaLoader, refs: list[MediaRef], name: str) -> int:
+def _fill_frames(loader: MediaLoader, refs: Sequence[MediaRef], name: str) -> int:
+    """Number of unusable media."""
     from rich.progress import track
 
     waiting: deque[tuple[MediaRef, Future[bool] | SampleError]] = deque()
@@ -124,7 +157,7 @@ def _fill(loader: MediaLoader, refs: list[MediaRef], name: str) -> int:
             not_kept += not found.result()
         except SampleError as fault:
             faults += 1
-            if faults <= LISTED:
+            if faults <= MOST_LISTED:
                 print(f"{ref.path}: {fault.reason}: {fault}")
 
     for ref in track(refs, description=f"Frames of {name}", disable=not sys.stdout.isatty()):
@@ -143,13 +176,9 @@ def _fill(loader: MediaLoader, refs: list[MediaRef], name: str) -> int:
     return faults
 
 
-LISTED = 20
-_GIB = 2**30
-
-
 @dataclass
 class _Count:
-    """``size``: bytes of all features, found or made."""
+    """Of one set: features ``made`` now, of them ``lost`` without room, ``faults``, and ``size``: bytes of all."""
 
     made: int = 0
     lost: int = 0
@@ -157,8 +186,8 @@ class _Count:
     size: int = 0
 
 
-class FeatureFill:
-    """Puts features of record sets into a run's cache. Each of ``world`` processes makes its share.
+class _FeatureFill:
+    """Writes features of record sets into a run's cache; each of ``world`` processes its share.
 
     Raises:
         ConfigError: the cache cannot be used.
@@ -183,27 +212,40 @@ class FeatureFill:
             )
         builder = PromptBuilder(self._policy.processor, config.prompt, self._policy.positions)
         check = partial(self._policy.check_length, response_tokens=config.rollout.max_new_tokens)
-        self._sources = SourcePool(
-            builder, config.data, config.media, self._policy.pixel_factor, check, pool, config.cache
-        )
+        factor = self._policy.pixel_factor
+        self._sources = SourcePool(builder, config.data, config.media, factor, check, pool, config.cache)
         self._ahead = 4 * max(1, config.media.workers)
 
     def fill(self, records: RecordSet, name: str) -> int:
-        """Features of all media of a set that can be used; how many cannot. What is there is read, and so checked."""
+        """Cache features of all usable media of a set; the number of unusable ones."""
         from rich.progress import track
 
-        asked = list(_asked(records.samples))[self._rank :: self._world]
+        by_media: dict[tuple[MediaRef, ...], list[Sample]] = {}
+        for sample in records.samples:
+            if sample.media:
+                by_media.setdefault(tuple(sample.media), []).append(sample)
+        questions = list(by_media.values())[self._rank :: self._world]
         asking = None if records.held is None else records.held.asking(self._config, self._policy)
         source, count = self._sources.for_records(records.path, records.name, options=asking), _Count()
-        shown = track(range(len(asked)), description=f"Features of {name}", disable=not sys.stdout.isatty())
+        shown = track(range(len(questions)), description=f"Features of {name}", disable=not sys.stdout.isatty())
         for number in shown:
-            source.expect([records.samples[places[0]] for places in asked[number : number + self._ahead]])
-            self._one([records.samples[place] for place in asked[number]], source, records.processes, count)
-        self._report(name, len(asked), count)
+            source.expect([samples[0] for samples in questions[number : number + self._ahead]])
+            self._fill_one(questions[number], source, records.processes, count)
+        there = len(questions) - count.faults - count.lost
+        print(
+            f"{name}: features of {there:,} of {len(questions):,} media are kept ({count.size / GIB:.3f} GiB), "
+            f"{count.made - count.lost:,} of them made now, {count.faults:,} cannot be used",
+            flush=True,
+        )
+        if count.lost:
+            print(
+                f"{count.lost:,} have no room within cache.max_gb={self._config.cache.max_gb:g}, or could not be "
+                "written: every run computes them. Raise cache.max_gb, or set cache.features=false"
+            )
         return count.faults
 
-    def _one(self, samples: Sequence[Sample], source: PromptSource, processes: int, count: _Count) -> None:
-        """Questions with the same media, of which the first that can be used is enough."""
+    def _fill_one(self, samples: Sequence[Sample], source: PromptSource, processes: int, count: _Count) -> None:
+        """Of questions with the same media the first usable one suffices."""
         faults: list[BadSample] = []
         for sample in samples:
             good, bad = source.load([sample])
@@ -212,7 +254,7 @@ class FeatureFill:
                 self._keep(prompt, processes, count)
                 return
         count.faults += 1
-        if count.faults <= LISTED:
+        if count.faults <= MOST_LISTED:
             print(f"{faults[0].sample_id}: {faults[0].reason}: {faults[0].message}")
 
     def _keep(self, prompt: Prompt, processes: int, count: _Count) -> None:
@@ -222,38 +264,16 @@ class FeatureFill:
         features = kept.read(prompt, hosts)
         if features is None:
             written = kept.store.uses.written
-            features = _made_by(self._policy, prompt, processes)
+            features = _features(self._policy, prompt, processes)
             kept.write(prompt, features, hosts)
             count.made += 1
             count.lost += kept.store.uses.written == written
         count.size += tensor_bytes(features)
 
-    def _report(self, name: str, asked: int, count: _Count) -> None:
-        there = asked - count.faults - count.lost
-        print(
-            f"{name}: features of {there:,} of {asked:,} media are kept ({count.size / _GIB:.3f} GiB), "
-            f"{count.made - count.lost:,} of them made now, {count.faults:,} cannot be used",
-            flush=True,
-        )
-        if count.lost:
-            print(
-                f"{count.lost:,} have no room within cache.max_gb={self._config.cache.max_gb:g}, or could not be "
-                "written: every run computes them. Raise cache.max_gb, or set cache.features=false"
-            )
-
-
-def _asked(samples: Sequence[Sample]) -> Iterator[list[int]]:
-    """Places of the questions, those with the same media together, in the order of the first; none without media."""
-    found: dict[tuple[MediaRef, ...], list[int]] = {}
-    for place, sample in enumerate(samples):
-        if sample.media:
-            found.setdefault(tuple(sample.media), []).append(place)
-    yield from found.values()
-
 
 @torch.no_grad()
-def _made_by(policy: Policy, prompt: Prompt, processes: int) -> torch.Tensor:
-    """[M, ...] as so many processes make them together: the same calls of the tower, here one after the other."""
+def _features(policy: Policy, prompt: Prompt, processes: int) -> torch.Tensor:
+    """[M, ...] with the calls of the tower that so many processes make together, one after the other."""
     assert prompt.pixel_values is not None and prompt.grid_thw is not None
     pixels, device = prompt.pixel_values, policy.device
     return torch.cat(
@@ -263,48 +283,3 @@ def _made_by(policy: Policy, prompt: Prompt, processes: int) -> torch.Tensor:
             if part.patches
         ]
     )
-
-
-@dataclass(frozen=True)
-class RecordSet:
-    """``name``: the set's, if any. ``samples``: those that are asked. ``processes``: how many make features as one.
-
-    ``held``: an evaluation set, which says how it is shown; None: one that is trained on.
-    """
-
-    name: str
-    path: Path
-    samples: Sequence[Sample]
-    processes: int = 1
-    held: EvalSet | None = None
-
-
-def record_sets(config: RunConfig) -> Iterator[RecordSet]:
-    """Training questions that ``data.mixture`` gives a weight, then those of each evaluation set that is chosen.
-
-    Of a set with a protocol: those that it asks, with the media that it shows.
-
-    Raises:
-        ConfigError: records that cannot be read, or weights that are not those of their sources.
-    """
-    data = config.data
-    if data.mixture and isinstance(data.train, dict):
-        check_weights(list(data.train_sets), data.mixture)
-    for name, path in data.used_sets.items():
-        samples = open_records(path)[0][: data.limit]
-        if samples and not name:
-            samples = used_samples(samples, data.mixture)
-        # The frames of a step's prompts are divided over the sequence ranks, those of an evaluation's are not.
-        yield RecordSet(name, path, samples, config.training.sequence_parallel)
-    for name in config.eval.chosen_sets(list(data.eval)):
-        path, protocol = data.eval[name], config.eval.protocol_of(name)
-        samples = open_records(path)[0]
-        if protocol is not None:
-            samples = config.eval.asked(name, samples)
-        held = EvalSet(name, path, (), protocol=protocol)
-        yield RecordSet(name, path, samples[: config.eval.limit], held=held)
-
-
-def left_out(config: RunConfig) -> list[str]:
-    """Lines about the records that ``record_sets`` leaves out."""
-    return [*config.data.left_out(), *config.eval.left_out(list(config.data.eval))]

@@ -1,8 +1,8 @@
-"""Checkpoints that a killed save can never be mistaken for.
+"""Atomic checkpoints: an interrupted save is never mistaken for one.
 
-Everything is written into a temporary folder and fsynced; a manifest with the size and SHA-256 of every file comes
-last; then the folder is renamed. Only a folder with a manifest whose sizes hold counts as a checkpoint, and loading
-checks the hashes too.
+All files are written into a temporary folder and fsynced; a manifest with size and SHA-256 of every file comes last;
+then the folder is renamed. Only a folder with a manifest whose sizes hold counts as a checkpoint; loading checks the
+hashes too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vlm_pg.observe.run_folder import free_name
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 _NAME = re.compile(r"step-(\d{6,18})", re.ASCII)
-# What transformers, peft and DeepSpeed look for: a file of these kinds that was put there later would be read too.
+# Read by transformers, peft and DeepSpeed: files of these kinds that were added later would be read too.
 _READ_BY_LOADERS = frozenset((".json", ".jinja", ".safetensors", ".bin", ".pt", ".pth", ".py", ".model", ".txt"))
 
 
@@ -34,7 +34,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def begin(folder: Path, step: int) -> Path:
-    """An empty temporary folder to write the checkpoint of ``step`` into; leftovers of killed saves are removed."""
+    """An empty temporary folder for the checkpoint of ``step``; leftovers of killed saves are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     for entry in sorted(folder.glob(".tmp-*")):
         with suppress(OSError):  # another program may still read one that was removed
@@ -59,7 +59,7 @@ def commit(temporary: Path, step: int, state: dict[str, Any]) -> Path:
     sync_path(manifest)
     sync_path(temporary)
     final = checkpoint_path(temporary.parent, step)
-    if os.path.lexists(final):  # it cannot be used, or this step would not be saved
+    if os.path.lexists(final):  # unusable, or this step would not be saved
         os.rename(final, free_name(final, f"{datetime.now():%Y%m%d-%H%M%S}", ".damaged-"))
     os.rename(temporary, final)
     sync_path(final.parent)
@@ -107,7 +107,7 @@ def _problem_with(path: Path, check_hashes: bool) -> str | None:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
     except (ValueError, RecursionError):
-        return f"its {MANIFEST} is damaged"
+        manifest = None
     entries = _entries(manifest)
     if entries is None:
         return f"its {MANIFEST} is damaged"
@@ -122,31 +122,28 @@ def _problem_with(path: Path, check_hashes: bool) -> str | None:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
         if check_hashes and _sha256(file) != digest:
             return f"{name} does not have the content that was saved"
-    added = _added_files(path, set(entries)) if check_hashes else []
+    if not check_hashes:
+        return None
+    found = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.suffix in _READ_BY_LOADERS)
+    added = [name for name in found if name not in entries and name != MANIFEST]
     return f"{added[0]} was put there after it was saved" if added else None
 
 
 def _entries(manifest: Any) -> dict[str, tuple[int, str]] | None:
-    """(bytes, SHA-256) of each file; None for what is no manifest of files below the checkpoint's folder."""
+    """(bytes, SHA-256) of each file; None if it is no manifest of files below the checkpoint's folder."""
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict) or STATE not in files:
         return None
     entries: dict[str, tuple[int, str]] = {}
     for name, entry in files.items():
-        place = PurePosixPath(name)
-        if not name or "\0" in name or place.is_absolute() or ".." in place.parts or not isinstance(entry, dict):
+        path = PurePosixPath(name)
+        if not name or "\0" in name or path.is_absolute() or ".." in path.parts or not isinstance(entry, dict):
             return None
         size, digest = entry.get("bytes"), entry.get("sha256")
         if type(size) is not int or not isinstance(digest, str):
             return None
         entries[name] = (size, digest)
     return entries
-
-
-def _added_files(path: Path, known: set[str]) -> list[str]:
-    """Files that a loader would read and the manifest does not know."""
-    found = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.suffix in _READ_BY_LOADERS)
-    return [name for name in found if name not in known and name != MANIFEST]
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -159,7 +156,7 @@ def prune(folder: Path, keep: int, spare: Path | None, log: Callable[[str], None
     for step, path in find_checkpoints(folder)[:-keep]:
         if path == spare:
             continue
-        # Under that name it is no checkpoint any more, whatever a kill or a busy file leaves of it.
+        # Rename first, so that a partly removed folder is never mistaken for a checkpoint.
         leaving = path.with_name(f".tmp-removed-{path.name}")
         try:
             os.rename(path, leaving)
@@ -171,7 +168,7 @@ def prune(folder: Path, keep: int, spare: Path | None, log: Callable[[str], None
 
 
 def _remove(path: Path) -> None:
-    """A folder with all that is in it; of a link the link alone."""
+    """A folder with its content; of a link the link alone."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -184,8 +181,7 @@ def _sha256(path: Path) -> str:
 
 
 LINK = "best"
-# Of a checkpoint's state.
-SCORE = "score"
+SCORE = "score"  # key in a checkpoint's state
 
 
 class RunningScore:
@@ -193,7 +189,7 @@ class RunningScore:
 
     Args:
         metric: its name; None: no checkpoint gets a score.
-        latest: of the last step in place of the mean: of what is measured on the weights as they are.
+        latest: value of the last step instead of the mean, for metrics of the present weights.
     """
 
     def __init__(self, metric: str | None, latest: bool = False):
@@ -201,7 +197,7 @@ class RunningScore:
         self._values: list[float] = []
 
     def add(self, values: Mapping[str, float | None]) -> None:
-        """After every step; one in which the metric has no value does not count."""
+        """Called after every step; steps without a value of the metric do not count."""
         if self._latest:
             self._values = []
         value = None if self._metric is None else values.get(self._metric)
@@ -209,19 +205,19 @@ class RunningScore:
             self._values.append(value)
 
     def entry(self) -> dict[str, Any]:
-        """For the state of the checkpoint that is written now; empty where there is no score."""
+        """Entry of the checkpoint's state; empty without a score."""
         if not self._values:
             return {}
         mean = sum(self._values) / len(self._values)
         return {SCORE: {"metric": self._metric, "mean": mean, "steps": len(self._values)}}
 
-    def begin_again(self) -> None:
-        """A checkpoint has been written."""
+    def reset(self) -> None:
+        """Called after every checkpoint."""
         self._values = []
 
 
 def find_best(folder: Path, metric: str | None) -> Path | None:
-    """The whole checkpoint with the highest score in ``metric``, of equals the newest; None where none has one."""
+    """The complete checkpoint with the highest score in ``metric``, of equals the newest; None if none has one."""
     scored = [(_score(path, metric), step, path) for step, path in find_checkpoints(folder)]
     return max(((score, step, path) for score, step, path in scored if score is not None), default=(0, 0, None))[2]
 
@@ -235,7 +231,7 @@ def _score(path: Path, metric: str | None) -> float | None:
 
 
 def point_to_best(folder: Path, metric: str | None, warn: Callable[[str], None] = print) -> Path | None:
-    """Let ``folder``/best lead to the best checkpoint, which is returned; a link that leads nowhere is removed."""
+    """Link ``folder``/best to the best checkpoint, which is returned; a dangling link is removed."""
     best, link = find_best(folder, metric), folder / LINK
     try:
         if best is None and link.is_symlink() and not link.exists():

@@ -1,9 +1,8 @@
-"""A step's batch: questions, rollouts, rewards, advantages, and what of it trains.
+"""A step's batch: questions, rollouts, rewards, advantages, pruning.
 
-A step begins with ``training.prompts_per_step`` questions. Further ones are asked where groups without spread are
-replaced (DAPO's dynamic sampling) and where pruning has freed tokens (CPPO's dynamic completion allocation). Which
-ones, and how many, is decided over all ranks together, so it does not depend on how many ranks there are (except where
-rollouts are pruned rank by rank).
+A step begins with ``training.prompts_per_step`` questions. Further ones replace groups without spread (DAPO's dynamic
+sampling) and use the tokens that pruning freed (CPPO's dynamic completion allocation). They are chosen over all ranks
+together, so they do not depend on the number of ranks (except where rollouts are pruned rank by rank).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from vlm_pg.algorithms.losses import KL, kl_penalty
 from vlm_pg.algorithms.pruning import fits, num_kept, questions_needed
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import agree_to_go_on, gather_objects, sum_over_ranks
+from vlm_pg.distributed import check_stop, gather_objects, sum_over_ranks
 from vlm_pg.metrics import Chart, Metric
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler, Scorer
@@ -45,20 +44,20 @@ from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import Prompt, Rollout, RolloutGroup, Sample
 
-# Costs of questions vary, so what a round leaves free is filled by another one; few rounds get within half a question.
+# Costs of questions vary, so another round fills the rest; few rounds get within half a question.
 FILL_ROUNDS = 16
-# Where pruning leaves much less than usual (a correction that draws nothing of flat groups), filling ends at this many
+# Where pruning keeps much less than usual (a correction that draws nothing of flat groups), filling ends at this many
 # times the questions that equally long responses would need.
 MOST_QUESTIONS = 2
 # A budget short by less than this share is full: a round for a question or two decodes at a poor rate.
 FULL_ENOUGH = 0.03
 
-_ASKED = Chart("Questions per step", 16)
-QUESTIONS = Metric("questions", "questions", "same", _ASKED)
-RESAMPLED = Metric("resampled_groups", "groups", "same", _ASKED)
+_QUESTIONS_CHART = Chart("Questions per step", 16)
+QUESTIONS = Metric("questions", "questions", "same", _QUESTIONS_CHART)
+RESAMPLED = Metric("resampled_groups", "groups", "same", _QUESTIONS_CHART)
 UNFILLED = Metric("unfilled_groups", "groups", "same")
-FILLED = Metric("filled_groups", "groups", "same", _ASKED)
-UNUSED = Metric("unused_groups", "groups", "same", _ASKED)
+FILLED = Metric("filled_groups", "groups", "same", _QUESTIONS_CHART)
+UNUSED = Metric("unused_groups", "groups", "same", _QUESTIONS_CHART)
 TOKEN_BUDGET = Metric("token_budget", "tokens", "same")
 # T-GRPO: share of the groups with a control that earned the bonus, and how often the control was right.
 TEMPORAL_BONUS = Metric("temporal/bonus_share", "share of groups")
@@ -67,10 +66,10 @@ TEMPORAL_CONTROL = Metric("temporal/accuracy_control", "share of rollouts")
 
 @dataclass(frozen=True)
 class Stages:
-    """What a step's questions go through.
+    """Processing of a step's questions.
 
-    ``control``: samples T-GRPO's control groups. ``reference``: what a KL in the reward measures from. None where the
-    algorithm asks for neither. ``around_reference``: the state all ranks are in while they ask the reference.
+    ``control``: samples T-GRPO's control groups; ``reference``: scores for a KL in the reward; None where the algorithm
+    has neither. ``around_reference``: context that all ranks enter around scoring by the reference.
     """
 
     stream: QuestionStream
@@ -83,11 +82,11 @@ class Stages:
 
 @dataclass
 class StepBatch:
-    """What a step works on, on this rank.
+    """This rank's batch of a step.
 
-    ``sampled``: every complete group, for metrics and logs, without visual features. ``groups``: what trains, pruned
-    rollouts marked in ``kept``. ``vision``: the run of the tower whose features the prompts of ``groups`` carry, where
-    it ran for training. ``counts``: of all ranks together. ``sampling``: what the samplers did on this rank.
+    ``sampled``: every complete group, for metrics and logs, without visual features. ``groups``: those that train,
+    pruned rollouts marked in ``kept``. ``vision``: the tower's run for training whose features the prompts of
+    ``groups`` carry, if any. ``counts``: over all ranks. ``sampling``: statistics of the samplers on this rank.
     """
 
     sampled: list[RolloutGroup]
@@ -112,31 +111,35 @@ class Collector:
         self.engine, self.policy, self.parallel = engine, engine.policy, engine.parallel
         self.stages, self.phases = stages, phases
         self._should_stop = should_stop
-        self._asked: dict[str, int] = {}  # sample id -> place among the step's questions
+        self._order: dict[str, int] = {}  # sample id -> index among the step's questions
         self._controls: dict[str, list[float | None]] = {}
-        self._seen, self._sampling = Tally(), Tally()
+        self._tally, self._sampling = Tally(), Tally()
 
     def collect(self, step: int, steps_ahead: int) -> StepBatch:
         """Sample step ``step``. Media of the next ``steps_ahead`` steps are decoded meanwhile.
 
         Raises:
-            InterruptedError: a stop was asked for.
+            InterruptedError: a stop was requested.
         """
-        self._asked, self._controls, self._seen, self._sampling = {}, {}, Tally(), Tally()
+        self._order, self._controls, self._tally, self._sampling = {}, {}, Tally(), Tally()
         if self.parallel is not None:
             self.parallel.prompts = {}
         if self._kl_in_reward:
-            self._seen.add(KL, 0, 0)  # known, even where nothing was sampled
+            self._tally.add(KL, 0, 0)  # known, even where nothing was sampled
         samples = self._take(self.config.training.prompts_per_step)
-        groups, vision = self._round(step, samples, steps_ahead, to_train=self._fixed_questions)
+        # Whether the first round's groups are those of one update, so that the tower need not run again.
+        algorithm = self.algorithm
+        further = algorithm.resample_rounds > 0 or (algorithm.prune_rate > 0 and algorithm.prune_fill)
+        fixed = not further and algorithm.minibatches == 1
+        groups, vision = self._round(step, samples, steps_ahead, to_train=fixed)
         dropped: list[RolloutGroup] = []
         counts: dict[str, float] = {}
         if self.algorithm.resample_rounds:
             groups, dropped, counts = self._replace_without_spread(step, groups)
         groups = self._with_advantages(step, groups)
         if self.algorithm.prune_rate and self.algorithm.prune_fill:
-            more, refused, filled = self._fill(step, groups)
-            groups, dropped, counts = groups + more, dropped + refused, counts | filled
+            added, surplus, filled = self._fill(step, groups)
+            groups, dropped, counts = groups + added, dropped + surplus, counts | filled
         if self.algorithm.temporal_bonus:
             self._count_controls(groups + dropped)
         sampled = groups + dropped
@@ -148,24 +151,17 @@ class Collector:
             [group.without_features() for group in sampled],
             [group for group in groups if group.rollouts and (counts_anyway or trains(group))],
             vision,
-            {QUESTIONS: self._sum(len(sampled)), **counts, **self._seen.reduced()},
+            {QUESTIONS: self._sum(len(sampled)), **counts, **self._tally.reduced()},
             self._sampling,
         )
-
-    @property
-    def _fixed_questions(self) -> bool:
-        """Whether the first round's groups are what one update trains on, so that the tower need not run again."""
-        algorithm = self.algorithm
-        further = algorithm.resample_rounds > 0 or (algorithm.prune_rate > 0 and algorithm.prune_fill)
-        return not further and algorithm.minibatches == 1
 
     @property
     def _kl_in_reward(self) -> bool:
         return self.algorithm.kl_coef > 0 and self.algorithm.kl_in != "loss"
 
     def _take(self, count: int) -> list[Sample]:
-        samples = self.stages.stream.take(count, self._asked)
-        self._asked |= {sample.sample_id: len(self._asked) + place for place, sample in enumerate(samples)}
+        samples = self.stages.stream.take(count, self._order)
+        self._order |= {sample.sample_id: len(self._order) + index for index, sample in enumerate(samples)}
         return samples
 
     def _round(
@@ -187,9 +183,9 @@ class Collector:
             prompts = self.parallel.gather_prompts(prompts)
         trains, share = self.policy.vision.trains, self.policy.settings.share_prefix
         vision = None
-        # A trained tower runs here, once, with its graph, and all ranks enter it together. Generation and training use
-        # its output. Where it is not known yet which questions train, it runs without for generation. Where nothing is
-        # shared, it runs for every rollout wherever its output is needed.
+        # A trained tower runs here, once, with its graph, on all ranks together, for generation and training. Where the
+        # questions that train are not known yet, it runs without graph for generation. Without sharing, it runs for
+        # every rollout wherever its output is needed.
         with self.phases.timed("vision"):
             if trains and to_train and share:
                 vision = self._encoded(prompts)
@@ -199,7 +195,11 @@ class Collector:
                 vision = self._encoded(prompts)
             groups = self._sample(questions, prompts if vision is None else vision.prompts, step)
             controls = self._sample_controls(shuffled, step)
-        groups = self._answered(groups)
+        # Without questions for which a server had no usable rollouts.
+        faults = self.stages.sampler.take_faults()
+        if faults is not None:  # on all ranks or on none
+            self.stages.stream.record(faults)
+        groups = [group for group in groups if group.rollouts]
         with self.phases.timed("rewards"):
             groups = reward_groups(groups, self.stages.rewarder, self._should_stop)
             by_id = {
@@ -212,7 +212,7 @@ class Collector:
             ]
             self._controls |= by_id
         with self.phases.waiting():
-            agree_to_go_on()
+            check_stop()
         return groups, vision if to_train else None
 
     def _encoded(self, prompts: Sequence[Prompt]) -> StepFeatures:
@@ -221,10 +221,10 @@ class Collector:
     def _sample(
         self, questions: Sequence[tuple[Sample, Prompt]], prompts: Sequence[Prompt], step: int
     ) -> list[RolloutGroup]:
-        """Rollouts of every question under the present policy; none of one where a server failed.
+        """Rollouts of every question under the present policy; none where a server failed.
 
         Args:
-            prompts: of the questions, with visual features where they are made; with those of other sequence ranks.
+            prompts: of the questions on all sequence ranks, with visual features if they exist.
         """
         sampler = self.stages.sampler
         if self.parallel is None:
@@ -237,7 +237,7 @@ class Collector:
         return self._groups([sample for sample, _ in questions], prompts, rollouts)
 
     def _sample_controls(self, shuffled: Sequence[tuple[Sample, Prompt]], step: int) -> list[RolloutGroup]:
-        """Rollouts of questions whose frames are out of order, where T-GRPO compares with them."""
+        """T-GRPO's control groups: rollouts of questions whose frames are shuffled."""
         control = self.stages.control
         if control is None:
             return []
@@ -251,21 +251,14 @@ class Collector:
     ) -> list[RolloutGroup]:
         version = self.policy.weights_version
         return [
-            RolloutGroup(sample, prompt, of_prompt, version, order=self._asked[sample.sample_id])
+            RolloutGroup(sample, prompt, of_prompt, version, order=self._order[sample.sample_id])
             for sample, prompt, of_prompt in zip(samples, prompts, rollouts, strict=True)
         ]
-
-    def _answered(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        """Without the questions for which a server had no usable rollouts; those are recorded."""
-        faults = self.stages.sampler.take_faults()
-        if faults is not None:  # on all ranks or on none
-            self.stages.stream.record(faults)
-        return [group for group in groups if group.rollouts]
 
     def _replace_without_spread(
         self, step: int, groups: list[RolloutGroup]
     ) -> tuple[list[RolloutGroup], list[RolloutGroup], dict[str, float]]:
-        """DAPO's dynamic sampling: groups with spread, those without, and how many came from further questions."""
+        """DAPO's dynamic sampling: groups with spread, groups without, counts."""
         dropped: list[RolloutGroup] = []
         resampled = 0.0
         for _ in range(self.algorithm.resample_rounds):
@@ -288,9 +281,9 @@ class Collector:
         earned = [any((reward.parts.get("temporal") or 0.0) > 0 for reward in group.rewards) for group in compared]
         valued = [value for of_control in self._controls.values() for value in of_control if value is not None]
         if compared:
-            self._seen.add(TEMPORAL_BONUS, sum(earned), len(compared))
+            self._tally.add(TEMPORAL_BONUS, sum(earned), len(compared))
         if valued:
-            self._seen.add(TEMPORAL_CONTROL, sum(valued), len(valued))
+            self._tally.add(TEMPORAL_CONTROL, sum(valued), len(valued))
 
     def _with_advantages(self, step: int, groups: list[RolloutGroup]) -> list[RolloutGroup]:
         """The groups with advantages, and pruned."""
@@ -307,15 +300,15 @@ class Collector:
         return prune_groups(groups, algorithm, f"{self.config.run.seed}/{step}")
 
     def _kl(self, groups: Sequence[RolloutGroup]) -> list[list[torch.Tensor]]:
-        """Per token of each rollout: the KL of the policy that sampled to the reference."""
+        """Per token of each rollout: the KL of the behaviour policy to the reference."""
         assert self.stages.reference is not None
         algorithm = self.algorithm
-        asked = [group.response_group for group in groups]
+        responses = [group.response_group for group in groups]
         score = self.stages.reference.score
         if self.parallel is not None:
             score = partial(self.parallel.score, self.stages.reference)
         with self.phases.timed("reference"), self.stages.around_reference(), self.engine.gathered_parameters():
-            scored = score(asked, self.config.rollout.temperature)
+            scored = score(responses, self.config.rollout.temperature)
         found = [
             [
                 kl_penalty(rollout.rollout_logprobs, ref, algorithm.kl_estimator, algorithm.log_ratio_clamp)
@@ -324,48 +317,48 @@ class Collector:
             for group, of_group in zip(groups, scored, strict=True)
         ]
         for values in (values for of_group in found for values in of_group):
-            self._seen.add(KL, float(values.sum()), len(values))
+            self._tally.add(KL, float(values.sum()), len(values))
         return found
 
     def _fill(
         self, step: int, groups: Sequence[RolloutGroup]
     ) -> tuple[list[RolloutGroup], list[RolloutGroup], dict[str, float]]:
-        """CPPO's dynamic completion allocation: further questions until an update has its tokens back.
+        """CPPO's dynamic completion allocation: further questions until the update's token budget is used.
 
         Returns:
-            Groups that train too; groups that were sampled and did not fit any more; counts.
+            Groups that train too; groups that were sampled and did not fit; counts.
         """
         first = int(self._sum(len(groups)))
-        # With equally long responses, G / k times as many questions have as many tokens at the most.
+        # With equally long responses, G / k times as many questions have at most as many tokens.
         kept = num_kept(self.config.rollout.num_generations, self.algorithm.prune_rate)
         most = math.ceil(MOST_QUESTIONS * first * self.config.rollout.num_generations / kept)
         budget = int(self._sum(sum(map(all_tokens, groups))))
         used = int(self._sum(sum(map(kept_tokens, groups))))
-        asked = sampled = first
+        used_by = sampled = first
         accepted: list[RolloutGroup] = []
-        refused: list[RolloutGroup] = []
+        surplus: list[RolloutGroup] = []
         for _ in range(FILL_ROUNDS):
-            needed = questions_needed(used, budget, used / asked) if used < (1 - FULL_ENOUGH) * budget and used else 0
+            needed = questions_needed(used, budget, used / used_by) if used < (1 - FULL_ENOUGH) * budget and used else 0
             samples = self._take(min(needed, most - sampled)) if needed and sampled < most else []
             if not samples:
                 break
             sampled += len(samples)
             more, _ = self._round(step, samples)
             if self.algorithm.resample_rounds:
-                refused += [group for group in more if not has_spread(group)]
+                surplus += [group for group in more if not has_spread(group)]
                 more = [group for group in more if has_spread(group)]
             more = self._with_advantages(step, more)
             fitting, used = self._fitting(samples, more, used, budget)
-            asked += len(fitting)
+            used_by += len(fitting)
             accepted += [group for group in more if group.sample.sample_id in fitting]
-            refused += [group for group in more if group.sample.sample_id not in fitting]
-        counts: dict[str, float] = {FILLED: self._sum(len(accepted)), UNUSED: self._sum(len(refused))}
-        return accepted, refused, counts | {TOKEN_BUDGET: float(budget), KEPT_TOKENS: float(used)}
+            surplus += [group for group in more if group.sample.sample_id not in fitting]
+        counts: dict[str, float] = {FILLED: self._sum(len(accepted)), UNUSED: self._sum(len(surplus))}
+        return accepted, surplus, counts | {TOKEN_BUDGET: float(budget), KEPT_TOKENS: float(used)}
 
     def _fitting(
         self, samples: Sequence[Sample], groups: Sequence[RolloutGroup], used: int, budget: int
     ) -> tuple[set[str], int]:
-        """Which of a round's questions still fit, in the order of the stream, and the tokens used then."""
+        """Ids of a round's questions that fit, in the order of the stream, and the tokens then used."""
         here = {group.sample.sample_id: kept_tokens(group) for group in groups}
         cost = {name: tokens for of_rank in gather_objects(here) for name, tokens in of_rank.items()}
         fitting: set[str] = set()

@@ -1,4 +1,4 @@
-"""The user's DeepSpeed file: read, checked, completed, and the optimizer that fits it."""
+"""The user's DeepSpeed file: read, checked, completed; and its optimizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
-    """The user's DeepSpeed file with the parts this program decides.
+    """The user's DeepSpeed file with the settings of this program.
 
     Raises:
         ConfigError: no file, not JSON, or what ``check_deepspeed_config`` refuses.
@@ -50,8 +50,7 @@ def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
 
 def offloads_optimizer(config: dict[str, Any]) -> bool:
     """Whether optimizer states lie outside the device's memory."""
-    place = config["zero_optimization"].get("offload_optimizer") or {}
-    return place.get("device", "none") != "none"
+    return (config["zero_optimization"].get("offload_optimizer") or {}).get("device", "none") != "none"
 
 
 def make_optimizer(
@@ -74,34 +73,33 @@ def make_optimizer(
             from deepspeed.ops.adam import DeepSpeedCPUAdam
 
             optimizer = DeepSpeedCPUAdam(list(groups), adamw_mode=True, **values)
-            optimizer.register_step_pre_hook(_forget_products)
+            optimizer.register_step_pre_hook(_reset_bias_corrections)
             return optimizer
         config["zero_force_ds_cpu_optimizer"] = False
     return torch.optim.AdamW(list(groups), **values)
 
 
-def _forget_products(optimizer: Any, *_: Any) -> None:
-    """Before a step of ``DeepSpeedCPUAdam``: its bias corrections become a function of the step's number alone.
+def _reset_bias_corrections(optimizer: Any, *_: Any) -> None:
+    """Before a step of ``DeepSpeedCPUAdam``: make its bias corrections a function of the step's number alone.
 
-    Its native part multiplies the powers of the betas up from step to step in fp32, but computes them anew after a
-    jump, and a run that is resumed begins with a jump. The two differ in the last bits. A call with step 0 makes every
-    step such a jump.
+    Its native part accumulates powers of the betas from step to step in fp32, but recomputes them after a jump, with
+    which a resumed run begins; the two differ in the last bits. A call with step 0 makes every step such a jump.
     """
-    group, nothing = optimizer.param_groups[0], [torch.zeros(1) for _ in range(4)]
+    group, empty = optimizer.param_groups[0], [torch.zeros(1) for _ in range(4)]
     beta1, beta2 = group["betas"]
-    optimizer.ds_opt_adam.adam_update(optimizer.opt_id, 0, 0.0, beta1, beta2, 1.0, 0.0, False, *nothing)
+    optimizer.ds_opt_adam.adam_update(optimizer.opt_id, 0, 0.0, beta1, beta2, 1.0, 0.0, False, *empty)
 
 
 def _cpu_adam_builds(device: torch.device) -> bool:
-    """On all ranks, for two optimizers in one run would be two updates."""
+    """The same on all ranks: two optimizers in one run would be two updates."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     failure = ""
-    # ninja comes with DeepSpeed into the folder of the interpreter, which is on the path only where that was activated.
+    # DeepSpeed installs ninja into the interpreter's folder, which is on the path only of an activated environment.
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     try:
         CPUAdamBuilder().load(verbose=False)
-    except Exception as error:  # whatever a compiler, a linker or an installation may lack
+    except Exception as error:  # of any compiler, linker or installation
         failure = f"{type(error).__name__}: {error}"[:300]
     if max_over_ranks({"failed": float(bool(failure))}, device)["failed"] == 0:
         return True
@@ -114,7 +112,7 @@ def _cpu_adam_builds(device: torch.device) -> bool:
     return False
 
 
-# What this program decides itself; a config file that sets them would be contradicted in silence.
+# Decided by this program; a file that sets them would be overridden silently.
 OWN_KEYS = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -130,7 +128,7 @@ OWN_KEYS = (
     "data_types",
     "communication_data_type",
 )
-# About checkpoints of DeepSpeed's own, of which none is written.
+# Of DeepSpeed's own checkpoints, of which none is written.
 _CHECKPOINT_KEYS = ("checkpoint", "datastates_ckpt", "nebula")
 _OFFLOADS = ("offload_optimizer", "offload_param")
 
@@ -140,106 +138,90 @@ def check_deepspeed_config(path: Path, config: dict[str, Any]) -> None:
     Raises:
         ConfigError: the file in ``path``, with this content, cannot be trained with.
     """
+    for fault in _faults(config):
+        raise ConfigError(f"{path} {fault}")
+
+
+def _faults(config: dict[str, Any]) -> Iterator[str]:
+    """Messages without their subject, lazily: a check may rely on those before it."""
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict):
-        raise ConfigError(f'{path} sets zero_optimization to {zero!r}. Allowed is an object, such as {{"stage": 2}}.')
-    _refuse_stages(path, zero)
-    clashes = sorted(set(config) & set(OWN_KEYS))
-    if clashes:
-        raise ConfigError(
-            f"{path} sets {', '.join(clashes)}, which the training and model sections decide. Remove them from the "
-            "file and use training.micro_batch_tokens, training.learning_rate, training.max_grad_norm and model.dtype."
-        )
-    if unused := sorted(set(config) & set(_CHECKPOINT_KEYS)):
-        raise ConfigError(
-            f"{path} sets {', '.join(unused)}, which is about checkpoints of DeepSpeed's own, and none is written. "
-            "Remove it; see training.checkpoint_every and training.keep_checkpoints."
-        )
-    _refuse_offloads(path, zero)
-    _ask_deepspeed(path, zero)
-
-
-def _refuse_stages(path: Path, zero: dict[str, Any]) -> None:
+        yield f'sets zero_optimization to {zero!r}. Allowed is an object, such as {{"stage": 2}}.'
     stage = zero.get("stage", 0)
     if stage not in (1, 2, 3):
-        raise ConfigError(
-            f"{path} has ZeRO stage {stage}, under which DeepSpeed steps without telling the gradient's norm. Set "
+        yield (
+            f"has ZeRO stage {stage}, under which DeepSpeed steps without telling the gradient's norm. Set "
             "zero_optimization.stage to 1, 2 or 3."
         )
     for name in _OFFLOADS:
         if not isinstance(zero.get(name) or {}, dict):
-            raise ConfigError(
-                f"{path} sets zero_optimization.{name} to {zero[name]!r}. Allowed is an object, such as "
-                '{"device": "cpu"}.'
-            )
+            yield f'sets zero_optimization.{name} to {zero[name]!r}. Allowed is an object, such as {{"device": "cpu"}}.'
     if old := sorted(name for name in zero if name.startswith("cpu_offload")):
-        raise ConfigError(
-            f"{path} sets zero_optimization.{', '.join(old)}, DeepSpeed's old names for offloading. Set "
+        yield (
+            f"sets zero_optimization.{', '.join(old)}, DeepSpeed's old names for offloading. Set "
             'zero_optimization.offload_optimizer, or in stage 3 offload_param, to {"device": "cpu"} instead.'
         )
     if zero.get("compute_grad_norm") is False:
-        raise ConfigError(
-            f"{path} sets zero_optimization.compute_grad_norm to false, but every step clips by the gradient's norm "
-            "and logs it. Remove it."
+        yield (
+            "sets zero_optimization.compute_grad_norm to false, but every step clips by the gradient's norm and logs "
+            "it. Remove it."
         )
-
-
-def _refuse_offloads(path: Path, zero: dict[str, Any]) -> None:
-    stage = zero["stage"]
-    devices = {name: (zero.get(name) or {}).get("device", "none") for name in _OFFLOADS}
-    if stage < 3 and devices["offload_param"] != "none":
-        raise ConfigError(
-            f"{path} offloads weights (zero_optimization.offload_param) in stage {stage}, in which every rank holds "
-            "all of them. Set zero_optimization.stage to 3, or remove offload_param."
+    if clashes := sorted(set(config) & set(OWN_KEYS)):
+        yield (
+            f"sets {', '.join(clashes)}, which the training and model sections decide. Remove them from the file and "
+            "use training.micro_batch_tokens, training.learning_rate, training.max_grad_norm and model.dtype."
         )
-    on_nvme = [name for name, device in devices.items() if device == "nvme"]
-    if stage < 3 and on_nvme:
-        raise ConfigError(
-            f"{path} sets zero_optimization.{on_nvme[0]} to device nvme in stage {stage}. DeepSpeed reaches NVMe in "
-            "stage 3 only. Set zero_optimization.stage to 3, or device to cpu."
+    if unused := sorted(set(config) & set(_CHECKPOINT_KEYS)):
+        yield (
+            f"sets {', '.join(unused)}, which is about checkpoints of DeepSpeed's own, and none is written. Remove it; "
+            "see training.checkpoint_every and training.keep_checkpoints."
         )
-    for name in on_nvme:
-        if not zero[name].get("nvme_path"):
-            raise ConfigError(
-                f"{path} sets zero_optimization.{name} to device nvme without nvme_path. Set nvme_path to a folder on "
-                "the NVMe disk of each host."
-            )
-    _refuse_states_elsewhere(path, zero)
-    if on_nvme:
-        _refuse_without_async_io(path, on_nvme)
-
-
-def _refuse_states_elsewhere(path: Path, zero: dict[str, Any]) -> None:
-    """Optimizer states that a checkpoint does not reach, or that do not follow the run's learning rate."""
-    offload = zero.get("offload_optimizer") or {}
-    if offload.get("ratio", 1.0) < 1.0:
-        raise ConfigError(
-            f"{path} offloads a part of the optimizer's states (zero_optimization.offload_optimizer.ratio). DeepSpeed "
-            "updates the rest at the learning rate the run began with. Remove ratio."
-        )
-    if name := "offload_optimizer.super_offload" if offload.get("super_offload") else "zenflow" * ("zenflow" in zero):
-        raise ConfigError(
-            f"{path} sets zero_optimization.{name}, which keeps optimizer states where a checkpoint does not reach "
-            "them. Remove it; offload_optimizer alone keeps them in the host's memory."
-        )
-
-
-def _refuse_without_async_io(path: Path, names: list[str]) -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    if not AsyncIOBuilder().is_compatible(verbose=False):
-        raise ConfigError(
-            f"{path} sets zero_optimization.{' and '.join(names)} to device nvme, and DeepSpeed's async_io cannot be "
-            "built on this machine: it needs a C++ compiler and libaio with its headers (libaio-dev, libaio-devel). "
-            "Install them, or set device to cpu (configs/deepspeed/zero3_offload.json)."
-        )
-
-
-def _ask_deepspeed(path: Path, zero: dict[str, Any]) -> None:
-    """Whether DeepSpeed itself reads the section: unknown names, values out of range, what it cannot combine."""
+    yield from _offload_faults(zero)
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     try:
-        DeepSpeedZeroConfig(**zero)
-    except Exception as error:  # pydantic's, and whatever a validator of DeepSpeed's raises
-        raise ConfigError(f"{path} has a section zero_optimization that DeepSpeed refuses: {error}") from error
+        DeepSpeedZeroConfig(**zero)  # unknown names, values out of range, impossible combinations
+    except Exception as error:  # pydantic's, and any of DeepSpeed's validators
+        yield f"has a section zero_optimization that DeepSpeed refuses: {error}"
+
+
+def _offload_faults(zero: dict[str, Any]) -> Iterator[str]:
+    stage, optimizer = zero["stage"], zero.get("offload_optimizer") or {}
+    devices = {name: (zero.get(name) or {}).get("device", "none") for name in _OFFLOADS}
+    on_nvme = [name for name, device in devices.items() if device == "nvme"]
+    if stage < 3 and devices["offload_param"] != "none":
+        yield (
+            f"offloads weights (zero_optimization.offload_param) in stage {stage}, in which every rank holds all of "
+            "them. Set zero_optimization.stage to 3, or remove offload_param."
+        )
+    if stage < 3 and on_nvme:
+        yield (
+            f"sets zero_optimization.{on_nvme[0]} to device nvme in stage {stage}. DeepSpeed reaches NVMe in stage 3 "
+            "only. Set zero_optimization.stage to 3, or device to cpu."
+        )
+    for name in on_nvme:
+        if not zero[name].get("nvme_path"):
+            yield (
+                f"sets zero_optimization.{name} to device nvme without nvme_path. Set nvme_path to a folder on the "
+                "NVMe disk of each host."
+            )
+    # Optimizer states that a checkpoint does not reach, or that do not follow the run's learning rate.
+    if optimizer.get("ratio", 1.0) < 1.0:
+        yield (
+            "offloads a part of the optimizer's states (zero_optimization.offload_optimizer.ratio). DeepSpeed updates "
+            "the rest at the learning rate the run began with. Remove ratio."
+        )
+    if name := "offload_optimizer.super_offload" if optimizer.get("super_offload") else "zenflow" * ("zenflow" in zero):
+        yield (
+            f"sets zero_optimization.{name}, which keeps optimizer states where a checkpoint does not reach them. "
+            "Remove it; offload_optimizer alone keeps them in the host's memory."
+        )
+    if on_nvme:
+        from deepspeed.ops.op_builder import AsyncIOBuilder
+
+        if not AsyncIOBuilder().is_compatible(verbose=False):
+            yield (
+                f"sets zero_optimization.{' and '.join(on_nvme)} to device nvme, and DeepSpeed's async_io cannot be "
+                "built on this machine: it needs a C++ compiler and libaio with its headers (libaio-dev, "
+                "libaio-devel). Install them, or set device to cpu (configs/deepspeed/zero3_offload.json)."
+            )

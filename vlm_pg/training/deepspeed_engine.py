@@ -17,14 +17,13 @@ from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_on_nvme, not_finite, whole_shape
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
-from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, check_updated, keeps_masters
+from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, check_updated, keeps_masters, trained_weights
 from vlm_pg.training.gradient_guard import GradientGuard
-from vlm_pg.training.optimizer_states import Kind, OptimizerStates, StateSlice, adam_state
-from vlm_pg.training.rates import trained_weights
-from vlm_pg.training.scattered_weights import save_scattered
+from vlm_pg.training.optimizer_states import OptimizerStates, StateSlice, adam_state
 from vlm_pg.training.settings import TrainingSettings
+from vlm_pg.training.sharded_weights import save_sharded
 
-# Of free memory, when all weights are gathered for generation: keys and values need room too.
+# Of free memory, for gathering all weights for generation: keys and values need room too.
 SHARE_FOR_WEIGHTS = 0.5
 
 
@@ -33,27 +32,26 @@ def connect() -> None:
     import deepspeed
 
     if "RANK" not in os.environ:
-        # Started without a launcher: a world of one.
+        # Without a launcher: a world of one.
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in alone.items()})
-    join_ranks()  # DeepSpeed goes on with ranks that are connected
-    if torch.cuda.is_available():
-        deepspeed.init_distributed(dist_backend="nccl", verbose=False)
-        return
-    # On CPUs DeepSpeed would compile a C++ extension for shared-memory collectives at first start, which takes minutes
-    # and a compiler; gloo needs neither.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+        single = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in single.items()})
+    join_ranks()  # DeepSpeed reuses the connection
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        # DeepSpeed would compile a C++ extension for shared-memory collectives at first start, which takes minutes and
+        # a compiler; gloo needs neither.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
 
 
 @contextmanager
-def scattered_reading(settings: TrainingSettings, dtype: torch.dtype) -> Iterator[None]:
-    """Around ``from_pretrained``: under ZeRO-3 each weight is divided over the ranks as soon as it is read.
+def sharded_loading(settings: TrainingSettings, dtype: torch.dtype) -> Iterator[None]:
+    """Around ``from_pretrained``: under ZeRO-3 each weight is sharded as soon as it is read.
 
-    No rank ever holds the whole model. Rank 0 reads the files, which are mapped, not copied.
+    No rank ever holds the whole model. Rank 0 reads the files, which are memory-mapped.
     """
     config = _engine_config(settings, dtype)
     if config["zero_optimization"]["stage"] < 3:
@@ -61,12 +59,12 @@ def scattered_reading(settings: TrainingSettings, dtype: torch.dtype) -> Iterato
         return
     from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-    alive = HfDeepSpeedConfig(config)  # transformers keeps a weak reference
+    strong_reference = HfDeepSpeedConfig(config)  # transformers has a weak one
     try:
         yield
     finally:
         unset_hf_deepspeed_config()
-        del alive
+        del strong_reference
 
 
 def _engine_config(settings: TrainingSettings, dtype: torch.dtype) -> dict[str, Any]:
@@ -79,20 +77,18 @@ def _engine_config(settings: TrainingSettings, dtype: torch.dtype) -> dict[str, 
 
 
 def _matrices_first(named: Sequence[tuple[str, torch.nn.Parameter]]) -> list[tuple[str, torch.nn.Parameter]]:
-    """Of each module the weights of its layers before their biases.
-
-    In ZeRO's flat buffer q, k and v are neighbours then, so that a decode step multiplies with them at once.
-    """
-    of_modules = groupby(named, key=lambda one: one[0].rsplit(".", 2)[0])
-    return [one for _, group in of_modules for one in sorted(group, key=lambda one: one[1].dim() < 2)]
+    """Of each module the weights of its layers before their biases: q, k and v are neighbours in ZeRO's flat buffer, so
+    a decode step multiplies with them at once."""
+    of_modules = groupby(named, key=lambda pair: pair[0].rsplit(".", 2)[0])
+    return [pair for _, group in of_modules for pair in sorted(group, key=lambda pair: pair[1].dim() < 2)]
 
 
 class DeepSpeedEngine(Engine):
     """Wraps the policy in a DeepSpeed engine; every rank makes the same number of backward calls.
 
-    ZeRO's stages are made for backward calls that each reach every trained weight. A weight that is not in the last one
-    is not reduced over ranks (stage 1) or not copied to offloaded states; one that is not in the first one is added to
-    what the update before left. So the first and the last backward of an update reach all (``needs_every_weight``).
+    ZeRO requires backward calls that reach every trained weight. A weight outside the last one is not reduced over
+    ranks (stage 1) or not copied to offloaded states; one outside the first is added to leftovers of the update before.
+    So the first and the last backward of an update reach all (``needs_every_weight``).
     """
 
     needs_every_weight = True
@@ -116,13 +112,12 @@ class DeepSpeedEngine(Engine):
             model=policy, optimizer=optimizer, model_parameters=parameters, config=config
         )
         self.module = self._engine
-        # DeepSpeed averages gradients over ranks; the loss weights already make them a sum. Sequence ranks count as any
-        # others: each has the gradient of its rows alone.
+        # DeepSpeed averages gradients over ranks, sequence ranks included; the loss weights already make them a sum.
         self.loss_scale = float(ranks.world_size)
         self._states_linked = False
         self._max_grad_norm = settings.max_grad_norm
-        place = "offloaded" if offloads_optimizer(config) else "on the device"
-        self.description = f"deepspeed (ZeRO-{self._stage}, {type(optimizer).__name__}, optimizer states {place})"
+        where = "offloaded" if offloads_optimizer(config) else "on the device"
+        self.description = f"deepspeed (ZeRO-{self._stage}, {type(optimizer).__name__}, optimizer states {where})"
         self._trained = dict(trained_weights(policy))
         self._guard = GradientGuard(
             self._trained, _first_moment, settings.betas[0], self.loss_scale, settings.checked_updates
@@ -136,8 +131,11 @@ class DeepSpeedEngine(Engine):
     def step(self, learning_rate: float) -> float:
         self.rates.set(self._engine.optimizer.param_groups, learning_rate)
         self._engine.step()
-        self._link_states()
-        # DeepSpeed leaves the weights alone when the norm is not finite, and reports it all the same.
+        if not self._states_linked and self._stage in (1, 2):
+            # DeepSpeed links weights to their states once the first of its parameter groups has some, for all groups.
+            link_states(self._engine.optimizer)
+        self._states_linked = True
+        # DeepSpeed leaves the weights unchanged when the norm is not finite, and reports it.
         norm = float(self._engine.get_global_grad_norm())
         check_finite(norm)
         check_updated(self.policy, not_finite(self._trained.items()))
@@ -145,27 +143,20 @@ class DeepSpeedEngine(Engine):
         self._guard.after_step(norm, self._max_grad_norm)
         return norm
 
-    def _link_states(self) -> None:
-        """After the first update of ZeRO-1 and 2: DeepSpeed links weights to their states once the first of its
-        parameter groups has some, and does so for all groups."""
-        if not self._states_linked and self._stage in (1, 2):
-            link_states(self._engine.optimizer)
-        self._states_linked = True
-
     @property
     def states(self) -> OptimizerStates:
-        divided = DividedEach if self._stage == 3 else DividedTogether
-        return divided(self._engine, self._trained, keeps_masters(self.policy, self._trained.values()))
+        states = Zero3States if self._stage == 3 else FlatStates
+        return states(self._engine, self._trained, keeps_masters(self.policy, self._trained.values()))
 
     def _states_loaded(self, updates: int) -> None:
         if updates:
-            self._guard.resumed()
+            self._guard.skip_first()
 
     def save_weights(self, folder: Path) -> None:
         if self._stage < 3:
             super().save_weights(folder)
         else:
-            save_scattered(self.policy.model, folder, _gathered, self.ranks.is_rank0, SHARD_BYTES)
+            save_sharded(self.policy.model, folder, _gathered, self.ranks.is_rank0, SHARD_BYTES)
 
     @contextmanager
     def gathered_parameters(self) -> Iterator[None]:
@@ -183,7 +174,7 @@ class DeepSpeedEngine(Engine):
                 yield
 
     def _weights_fit(self) -> bool:
-        """Whether every rank has room for all weights beside its share of them."""
+        """Whether every rank has room for all weights beside its shard."""
         size = sum(cast("Any", p).ds_numel * p.element_size() for p in self.policy.parameters())
         lacking = {"ranks": float(size > SHARE_FOR_WEIGHTS * free_bytes(self.policy.device))}
         return max_over_ranks(lacking, self.policy.device)["ranks"] == 0
@@ -195,15 +186,12 @@ class DeepSpeedEngine(Engine):
 
     @contextmanager
     def full_weights(self) -> Iterator[None]:
-        if self._stage < 3:
-            yield
-            return
-        with _gathered(self.policy.parameters()):
+        with self.gathered(self.policy.parameters()):
             yield
 
     @contextmanager
     def _without_hooks(self) -> Iterator[None]:
-        """ZeRO-3's module hooks would take gathered weights apart again after each module."""
+        """ZeRO-3's module hooks would release gathered weights after each module."""
         offload = self._engine.optimizer.parameter_offload
         for parameter in self.policy.parameters():
             cast("Any", parameter).ds_active_sub_modules.clear()
@@ -218,8 +206,8 @@ class DeepSpeedEngine(Engine):
 def _gathered(weights: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """ZeRO-3: every rank holds these weights whole inside. A collective.
 
-    DeepSpeed reads weights on NVMe through a few buffers (``offload_param.buffer_count``), and keeps a buffer for each
-    weight that is gathered. These are gathered one after the other, and leave it.
+    DeepSpeed reads weights on NVMe through a few buffers (``offload_param.buffer_count``), and holds one for each
+    gathered weight. So these are gathered one after the other, and release their buffer.
     """
     import deepspeed
 
@@ -263,7 +251,7 @@ class _DeepSpeedStates(OptimizerStates):
         return self._pieces(updates, fill=True)
 
     def _flats(self) -> list[torch.Tensor]:
-        """This rank's fp32 weights, as the optimizer knows them: flat, many weights in one tensor."""
+        """This rank's fp32 weights in the optimizer: flat, many weights in one tensor."""
         raise NotImplementedError
 
     def _pieces(self, updates: int, fill: bool) -> Iterator[StateSlice]:
@@ -274,7 +262,7 @@ class _DeepSpeedStates(OptimizerStates):
             self._adam.state[flat] = adam_state(flat, updates, self._whole_steps)
 
 
-class DividedTogether(_DeepSpeedStates):
+class FlatStates(_DeepSpeedStates):
     """Stages 1 and 2."""
 
     def _flats(self) -> list[torch.Tensor]:
@@ -304,8 +292,8 @@ def link_states(zero: Any) -> None:
         zero._lazy_init_hp_params_optimizer_state()
 
 
-class DividedEach(_DeepSpeedStates):
-    """Stage 3, states in memory or on NVMe, from where one group of weights at a time is fetched."""
+class Zero3States(_DeepSpeedStates):
+    """Stage 3, states in memory or on NVMe, fetched one group of weights at a time."""
 
     def _flats(self) -> list[torch.Tensor]:
         return self._zero.fp32_partitioned_groups_flat
@@ -319,20 +307,17 @@ class DividedEach(_DeepSpeedStates):
             if fill:
                 self._begin(flat, updates)
             for weight in weights:
-                yield from self._of_weight(names[id(weight)], weight, flat, updates)
+                yield from self._slices_of(names[id(weight)], weight, flat, updates)
             if on_nvme and fill:
                 self._zero._optimizer_states_and_gradient_swap_out(group)
             elif on_nvme:
                 self._zero._release_swap_buffers(group)
 
-    def _of_weight(self, name: str, weight: Any, flat: torch.Tensor, updates: int) -> Iterator[StateSlice]:
+    def _slices_of(self, name: str, weight: Any, flat: torch.Tensor, updates: int) -> Iterator[StateSlice]:
         _, offset, size = self._zero.grad_position[self._zero.get_param_id(weight)]
         first = self._zero._get_param_partition_rank(weight) * size
         # The last ranks' parts end in padding, or are nothing else.
         count = min(size, weight.ds_numel - first)
         for kind in self.kinds(updates) if count > 0 else ():
-            state = self._state(flat, kind)
+            state = flat.detach() if kind == "master" else self._adam.state[flat][kind]
             yield StateSlice(name, kind, first, state[offset : offset + count])
-
-    def _state(self, flat: torch.Tensor, kind: Kind) -> torch.Tensor:
-        return flat.detach() if kind == "master" else self._adam.state[flat][kind]

@@ -1,7 +1,8 @@
-"""Gradients and optimizer state: of torch, whole on every rank, or of DeepSpeed, divided."""
+"""Gradients and optimizer states: the interface, and torch's engine, which has all of them on every rank."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,14 +25,68 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import Part
 from vlm_pg.models.weights import not_finite
 from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates, read_states, write_states
-from vlm_pg.training.rates import PartRates, trained_weights
 from vlm_pg.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from vlm_pg.training.parallel import Parallel
 
-# Of one file of weights: what rank 0 holds beside its share while weights that are divided are saved.
+# Of one file of weights: rank 0 holds so much beside its share while sharded weights are saved.
 SHARD_BYTES = 5 * 10**9
+
+
+def trained_weights(policy: Policy) -> list[tuple[str, torch.nn.Parameter]]:
+    """Names and weights, in the model's order."""
+    return [(name, weight) for name, weight in policy.model.named_parameters() if weight.requires_grad]
+
+
+class PartRates:
+    """Groups of trained weights with one learning rate, in the order of the model's parts; parts of equal rates are one
+    group."""
+
+    def __init__(self, policy: Policy, settings: TrainingSettings):
+        self._of_name = policy.family.part_of
+        self.parts = policy.family.trained_parts(policy.model)
+        self._settings = settings
+        self._rates = list(dict.fromkeys(self._peak(part) for part in self.parts))
+
+    def groups(self, weights: Sequence[torch.Tensor], names: Sequence[str]) -> list[dict[str, Any]]:
+        """As optimizers take them; ``names``: of the weights, in order."""
+        rates = [self._peak(self._of_name(name)) for name in names]
+        return [
+            {"params": [w for w, of_weight in zip(weights, rates, strict=True) if of_weight == rate], "lr": rate}
+            for rate in self._rates
+        ]
+
+    def set(self, groups: Sequence[dict[str, Any]], learning_rate: float) -> None:
+        """Set an optimizer's groups to a step's ``learning_rate``, or the same share of their own peak."""
+        for group, peak in zip(groups, self._rates, strict=True):
+            group["lr"] = self._scaled(peak, learning_rate)
+
+    def of_parts(self, learning_rate: float) -> dict[Part, float]:
+        """Each trained part's rate in a step with this ``learning_rate``."""
+        return {part: self._scaled(self._peak(part), learning_rate) for part in self.parts}
+
+    def _peak(self, part: Part) -> float:
+        return self._settings.learning_rates.get(part, self._settings.learning_rate)
+
+    def _scaled(self, peak: float, learning_rate: float) -> float:
+        return learning_rate * (peak / self._settings.learning_rate)
+
+
+def learning_rate(settings: TrainingSettings, step: int) -> float:
+    """Learning rate of optimizer step ``step``, counted from 1.
+
+    Linear warm-up over ``warmup_steps`` (the first step already moves), then constant, linear or cosine decay that
+    reaches ``min_learning_rate_ratio`` of the peak at the last step.
+    """
+    if step <= settings.warmup_steps:
+        return settings.learning_rate * step / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.learning_rate
+    progress = min(1.0, (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps))
+    falling = 1.0 - progress if settings.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    floor = settings.min_learning_rate_ratio
+    return settings.learning_rate * (floor + (1.0 - floor) * falling)
 
 
 class Engine(ABC):
@@ -44,18 +99,15 @@ class Engine(ABC):
     policy: Policy
     module: Callable[..., Any]
     ranks: RankLayout = SINGLE_RANK
-    # What several processes do together in a step; None for one process.
-    parallel: Parallel | None = None
+    parallel: Parallel | None = None  # None for one process
     # The processes that share this one's token streams.
     sequence: SequenceGroup = SINGLE_SP_RANK
-    # All processes, where they divide the frames of a tower that trains among themselves.
+    # All processes, if they divide the frames of a trained tower.
     everyone: SequenceGroup = SINGLE_SP_RANK
-    # For the line a run begins with.
     description: str
-    # What backward() multiplies losses by before they reach the graph.
+    # Factor by which backward() multiplies losses.
     loss_scale: float = 1.0
-    # Whether the first and the last backward of an update must reach every trained weight, with zeros where it has no
-    # part in the loss.
+    # Whether the first and the last backward of an update must reach every trained weight, with zeros if need be.
     needs_every_weight: bool = False
     rates: PartRates
 
@@ -68,7 +120,7 @@ class Engine(ABC):
 
             self.parallel = Parallel(self)
             if settings.balance and ranks.data_size > 1 and policy.settings.share_prefix:
-                self.everyone = SequenceGroup.of_everybody(ranks)
+                self.everyone = SequenceGroup.of_all(ranks)
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool) -> None:
@@ -79,7 +131,7 @@ class Engine(ABC):
         """Clip, update the weights, clear the gradients; the gradient's global norm before clipping.
 
         Args:
-            learning_rate: of all parts without a peak of their own; theirs is scaled alike.
+            learning_rate: of parts without a peak of their own; others are scaled alike.
 
         Raises:
             NotFiniteError: the norm is not finite, and weights and optimizer state are untouched; or the updated
@@ -87,23 +139,23 @@ class Engine(ABC):
         """
 
     def part_norms(self) -> dict[Part, float]:
-        """Each trained part's share of the last step's norm, where the engine has whole gradients to tell it by."""
+        """The last step's gradient norm of each trained part, if the engine has whole gradients."""
         return {}
 
     @property
     @abstractmethod
     def states(self) -> OptimizerStates:
-        """What the optimizer keeps of each weight, and this rank of it."""
+        """The optimizer's states, of which this rank holds some or all."""
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write what a bitwise resume needs beside the weights; called on every rank."""
+        """Write the states that a bitwise resume needs beside the weights; called on every rank."""
         states = self.states
         if self.policy.weights_version and not states.updates:
-            raise RuntimeError("The optimizer has no states after an update, or keeps them where they are not found.")
+            raise RuntimeError("The optimizer has no states after an update, or keeps them elsewhere.")
         write_states(folder, states, self.ranks)
 
     def load_optimizer(self, folder: Path) -> None:
-        """The inverse, on a policy that already holds the checkpoint's weights; whatever layout has written them.
+        """The inverse, on a policy with the checkpoint's weights; the writing layout may be another one.
 
         Raises:
             CheckpointError: they are of other weights, not whole, or cannot be read.
@@ -116,8 +168,9 @@ class Engine(ABC):
             )
         self._states_loaded(updates)
 
-    def _states_loaded(self, updates: int) -> None:  # noqa: B027  # most have nothing to do
-        """After so many updates the run goes on."""
+    @abstractmethod
+    def _states_loaded(self, updates: int) -> None:
+        """Called when states of so many updates have been loaded."""
 
     def save_weights(self, folder: Path) -> None:
         """Write the model, or its adapter alone, as ``save_pretrained`` does; called on every rank."""
@@ -126,10 +179,8 @@ class Engine(ABC):
 
     @contextmanager
     def gathered_parameters(self) -> Iterator[None]:
-        """Around generation and evaluation: inside, ranks use the policy independently, without gradients.
-
-        No other collectives inside: the weights may be gathered in lockstep.
-        """
+        """Inside, ranks use the policy independently, without gradients and without other collectives: the weights may
+        be gathered in lockstep."""
         yield
 
     @contextmanager
@@ -144,10 +195,8 @@ class Engine(ABC):
 
 
 def keeps_masters(policy: Policy, trained: Iterable[torch.Tensor]) -> bool:
-    """Whether a checkpoint holds fp32 copies of the trained weights; else the weights are fp32 themselves.
-
-    The same for every engine: of a bf16 model the adapter's weights are fp32 under one and bf16 under another.
-    """
+    """Whether a checkpoint holds fp32 copies of the trained weights, the same for every engine: an adapter's weights in
+    a bf16 model are fp32 under one and bf16 under another."""
     return policy.dtype != torch.float32 or any(weight.dtype != torch.float32 for weight in trained)
 
 
@@ -179,10 +228,9 @@ def check_updated(policy: Policy, found: Sequence[str]) -> None:
 
 
 class TorchEngine(Engine):
-    """AdamW, all weights on every rank. bf16 weights keep an fp32 copy that takes gradients and updates.
+    """AdamW, all weights on every rank. bf16 weights have an fp32 copy that takes gradients and updates.
 
-    Gradients stay on their rank until the update's end and are then summed over ranks once, in fp32. Every rank then
-    makes the same step.
+    Gradients are summed over ranks once, in fp32, at the update's end. Every rank then makes the same step.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, ranks: RankLayout = SINGLE_RANK):
@@ -215,13 +263,13 @@ class TorchEngine(Engine):
 
     def step(self, learning_rate: float) -> float:
         for master in self._masters:
-            # A weight that had no part in the update (the tower, where all questions were text) has gradient zero, as
-            # under DeepSpeed: Adam's moments decay and move it on, and weight decay holds.
+            # A weight without gradient (the tower, if all questions were text) gets zeros, as under DeepSpeed: Adam's
+            # moments and weight decay still apply.
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
         if self.ranks.world_size > 1:
             sum_tensors_over_ranks([master.grad for master in self._masters if master.grad is not None])
-        self._part_norms = self._norms_of_parts()
+        self._part_norms = self._compute_part_norms()
         norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
         check_finite(norm)
         self.rates.set(self._optimizer.param_groups, learning_rate)
@@ -237,8 +285,7 @@ class TorchEngine(Engine):
     def part_norms(self) -> dict[Part, float]:
         return self._part_norms
 
-    def _norms_of_parts(self) -> dict[Part, float]:
-        """Nothing where one part is all that trains."""
+    def _compute_part_norms(self) -> dict[Part, float]:
         if len(self.rates.parts) == 1:
             return {}
         gradients: dict[Part, list[torch.Tensor]] = {part: [] for part in self.rates.parts}

@@ -24,11 +24,10 @@ _TOLERANCE = 1e-3
 
 
 def export(source: Path, out: Path, dtype: str | None = None) -> str:
-    """Write the model in ``source`` to the new folder ``out``; a line that says what was done.
+    """Write the model in ``source`` to the new folder ``out``; a line that reports it.
 
-    An adapter is merged in fp32. ``out`` appears whole or not at all, and holds weights, configuration and processor:
-    no optimizer state, nothing of the run. A merged model is loaded again, and must give a probe the
-    log-probabilities it had before merging.
+    An adapter is merged in fp32. ``out`` appears atomically, and holds weights, configuration and processor, nothing
+    else of the run. A merged model is loaded again, and must give a probe the log-probabilities it had before merging.
 
     Args:
         source: a checkpoint, or the folder of any adapter or model that could be trained.
@@ -64,13 +63,19 @@ def export(source: Path, out: Path, dtype: str | None = None) -> str:
         temporary.rename(out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    kind = f"{base} with the adapter in {source} merged into it{_of_training(source)}" if base else str(source)
+    kind = str(source)
+    if base:
+        kind = f"{base} with the adapter in {source} merged into it"
+        has_state = (source / checkpoints.MANIFEST).exists()
+        lora = (checkpoints.read_state(source).get("settings", {}).get("model.lora") if has_state else None) or {}
+        if lora.get("quantize"):  # merged are the unquantized weights, beside which it did not train
+            kind += f" as it was read (the adapter trained beside its weights in {lora['quantize']})"
     return f"{kind}: {count:,} parameters in {name}, written to {out}"
 
 
 @torch.no_grad()
 def _probe(policy: Policy) -> tuple[torch.Tensor, ...]:
-    """Log-probabilities of tokens from all over the vocabulary, and what the tower makes of one visual token."""
+    """Log-probabilities of tokens from all over the vocabulary, and the tower's output for one visual token."""
     text_ids = [i for i in range(policy.vocab_size) if i not in policy.media_token_ids]
     ids = torch.tensor(text_ids[:: max(1, len(text_ids) // _PROBE_TOKENS)])
     half = len(ids) // 2
@@ -85,7 +90,7 @@ def _probe(policy: Policy) -> tuple[torch.Tensor, ...]:
 
 
 def _compare(adapted: tuple[torch.Tensor, ...], merged: tuple[torch.Tensor, ...], source: Path) -> None:
-    """Raise ModelError where the merged model does not compute what the model with its adapter does."""
+    """Raise ModelError if the merged model does not compute the function of the model with its adapter."""
     for what, expected, got in zip(("log-probabilities", "visual features"), adapted, merged, strict=False):
         off = float((got - expected).abs().max())
         if not off <= _TOLERANCE * max(1.0, float(expected.abs().max())):
@@ -107,18 +112,6 @@ def _check(source: Path, out: Path) -> None:
     problem = checkpoints.problem_with(source, check_hashes=True) if (source / checkpoints.MANIFEST).exists() else None
     if problem is not None:
         raise CheckpointError(f"{source} is not a usable checkpoint: {problem}. Export another one of its run.")
-
-
-def _of_training(source: Path) -> str:
-    """Of a checkpoint whose adapter trained beside weights in 4 bits: what was merged is not quite what trained."""
-    if not (source / checkpoints.MANIFEST).exists():
-        return ""
-    lora = checkpoints.read_state(source).get("settings", {}).get("model.lora") or {}
-    return (
-        f" as it was read (the adapter trained beside its weights in {lora['quantize']})"
-        if lora.get("quantize")
-        else ""
-    )
 
 
 def _stored_dtype(path: str) -> torch.dtype:

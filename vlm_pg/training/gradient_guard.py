@@ -1,9 +1,10 @@
-"""In a run's first updates: did the optimizer take the gradient that training computed, for every weight?
+"""Comparison, in a run's first updates, of the gradient that the optimizer took with the computed one, for every
+weight.
 
-An engine that reduces, scatters and offloads gradients can lose some of them, or add up old ones, without an error: the
-run then trains something else than it says. So for each trained weight the gradient of every backward is projected on a
-fixed vector as it arrives, over all ranks; after the update the same projection of what the optimizer took is read off
-Adam's first moment, (m_t - beta_1 m_{t-1}) / (1 - beta_1), which is the gradient after clipping whatever way it came.
+An engine that reduces, shards and offloads gradients can lose some of them, or add stale ones, without an error. So for
+each trained weight the gradient of every backward is projected on a fixed vector as it arrives, over all ranks; after
+the update the same projection is derived from Adam's first moment: (m_t - beta_1 m_{t-1}) / (1 - beta_1) is the
+gradient after clipping.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ import torch
 from vlm_pg.distributed import sum_over_ranks
 from vlm_pg.errors import GradientMismatchError
 
-# Relative to the norm of what was summed up: a lost, doubled or stale part is of its order.
+# Relative to the norm of the sum: a lost, doubled or stale part is of its order.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
-# What rounding of the first moment itself may leave, relative to its norm.
+# Rounding of the first moment itself, relative to its norm.
 MOMENT_TOLERANCE = 1e-5
 
 
 class GradientGuard:
-    """Watches some updates, then takes its hooks away.
+    """Watches some updates, then removes its hooks.
 
     Args:
         weights: name -> trained weight.
         first_moment: fp32 first moment of a weight, whole, on every rank. A collective.
         beta: Adam's first beta.
-        loss_scale: what losses were multiplied by before they reached the graph, taken out again by the engine.
-        updates: how many updates are watched.
+        loss_scale: factor of the losses, divided out by the engine.
+        updates: number of updates to watch.
     """
 
     def __init__(
@@ -49,15 +50,15 @@ class GradientGuard:
             weight.register_hook(partial(self._seen, name)) for name, weight in weights.items() if updates > 0
         ]
 
-    def resumed(self) -> None:
-        """The moments are not zero: the first update only reads them."""
+    def skip_first(self) -> None:
+        """After a resume, moments are not zero: the first update only reads them."""
         self._before = None
 
     def after_step(self, grad_norm: float, max_grad_norm: float) -> None:
         """Call after the optimizer's step, on all ranks.
 
         Raises:
-            GradientMismatchError: the optimizer took another gradient than was computed. The weights are changed.
+            GradientMismatchError: the optimizer took another gradient. The weights are changed.
         """
         if not self._left:
             return
@@ -67,7 +68,13 @@ class GradientGuard:
             for hook in self._hooks:
                 hook.remove()
         if wrong:
-            raise GradientMismatchError(_message(wrong, len(self._weights)))
+            numbers = [f"{name} (computed {computed:.4g}, taken {taken:.4g})" for name, computed, taken in wrong[:4]]
+            raise GradientMismatchError(
+                f"DeepSpeed updated {len(wrong)} of {len(self._weights)} weights with another gradient than training "
+                f"computed: {'; '.join(numbers)}. Numbers are projections on a fixed vector. The last update is wrong "
+                "and no checkpoint of it is written. Take options out of training.deepspeed_config until this passes "
+                "(configs/deepspeed/ has files that do), or use training.engine=torch, and report the file that fails."
+            )
 
     def _compared(self, grad_norm: float, max_grad_norm: float) -> list[tuple[str, float, float]]:
         """Name, computed and taken of each weight in which they differ."""
@@ -113,13 +120,3 @@ def _projection(values: torch.Tensor) -> torch.Tensor:
 def _pair(values: torch.Tensor) -> tuple[float, float]:
     first, second = values.tolist()
     return first, second
-
-
-def _message(wrong: list[tuple[str, float, float]], total: int) -> str:
-    shown = "; ".join(f"{name} (computed {computed:.4g}, taken {taken:.4g})" for name, computed, taken in wrong[:4])
-    return (
-        f"DeepSpeed updated {len(wrong)} of {total} weights with another gradient than training computed: {shown}. "
-        "Numbers are projections on a fixed vector. The last update is wrong and no checkpoint of it is written. Take "
-        "options out of training.deepspeed_config until this passes (configs/deepspeed/ has files that do), or use "
-        "training.engine=torch, and report the file that fails."
-    )

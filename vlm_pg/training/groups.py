@@ -1,4 +1,4 @@
-"""What a step computes of its groups: rewards, advantages, what of them trains, and metrics over all ranks."""
+"""Rewards, advantages and pruning of a step's groups, and their metrics over all ranks."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ KEPT_TOKENS = Metric("kept_tokens", "tokens", "sum")
 
 @dataclass(frozen=True)
 class Update:
-    """What one update, or all updates of a step, work on.
+    """Input of one update, or of all updates of a step.
 
     Attributes:
         groups: this data rank's share of the complete groups; its sequence ranks have the same.
-        vision: the run of the tower whose features the prompts of all groups that train carry; None: they are encoded.
-        measure_mismatch: add ``mismatch/...``: how the recorded log-probabilities differ from the training forward's,
-            over the rollouts that the present weights sampled. The same on all ranks.
-        may_stop: it may be given up between two backward calls, for the step has made no other update yet.
-        waiting: entered around the collective in which ranks whose passes are over wait for the others.
+        vision: the tower's run whose features the prompts of all groups that train carry; None: they are encoded.
+        measure_mismatch: add ``mismatch/...``: differences of the recorded log-probabilities from the training
+            forward's, over rollouts sampled by the present weights. The same on all ranks.
+        may_stop: may be given up between two backward calls, because the step has made no other update yet.
+        waiting: context of the collective in which ranks that are done wait for the others.
     """
 
     groups: Sequence[RolloutGroup]
@@ -72,7 +72,7 @@ def reward_groups(
 
 
 def responses_of(groups: Sequence[RolloutGroup]) -> list[Response]:
-    """All responses, group by group, as rewards look at them."""
+    """All responses, group by group, as rewards take them."""
     return [
         Response(group.sample, rollout.text, len(rollout.token_ids)) for group in groups for rollout in group.rollouts
     ]
@@ -81,46 +81,32 @@ def responses_of(groups: Sequence[RolloutGroup]) -> list[Response]:
 def shape_rewards(
     group: RolloutGroup, control: Sequence[float | None] | None, algorithm: AlgorithmSettings, max_new_tokens: int
 ) -> RolloutGroup:
-    """The group with the parts of the reward that depend on more than one response, or on its length.
+    """The group with reward parts that depend on several responses or on length.
 
     Args:
-        control: accuracies of responses to the question with its frames out of order; None where there are none.
+        control: accuracies of responses to the question with shuffled frames; None without any.
     """
     lengths = [len(rollout.token_ids) for rollout in group.rollouts]
     accuracies = [reward.parts.get("accuracy") for reward in group.rewards]
     shaped: dict[str, Sequence[float]] = {}
-    if algorithm.temporal_bonus:
-        shaped["temporal"] = temporal_bonus(
-            accuracies,
-            control or (),
-            bonus=algorithm.temporal_bonus,
-            ratio=algorithm.temporal_ratio,
-            right_above=algorithm.right_above,
-        )
-    if algorithm.length_bonus:
-        shaped["length_bonus"] = length_bonus(
-            accuracies,
-            lengths,
-            bonus=algorithm.length_bonus,
-            tokens=algorithm.length_bonus_tokens,
-            right_above=algorithm.right_above,
-        )
-    if algorithm.overlong_share:
+    right = algorithm.right_above
+    if bonus := algorithm.temporal_bonus:
+        ratio = algorithm.temporal_ratio
+        shaped["temporal"] = temporal_bonus(accuracies, control or (), bonus=bonus, ratio=ratio, right_above=right)
+    if bonus := algorithm.length_bonus:
+        tokens = algorithm.length_bonus_tokens
+        shaped["length_bonus"] = length_bonus(accuracies, lengths, bonus=bonus, tokens=tokens, right_above=right)
+    if share := algorithm.overlong_share:
+        is_cut = [rollout.finish_reason == "length" for rollout in group.rollouts]
         shaped["overlong"] = [
-            overlong_penalty(
-                length,
-                max_new_tokens,
-                algorithm.overlong_share,
-                algorithm.overlong_penalty,
-                rollout.finish_reason == "length",
-            )
-            for length, rollout in zip(lengths, group.rollouts, strict=True)
+            overlong_penalty(length, max_new_tokens, share, algorithm.overlong_penalty, cut)
+            for length, cut in zip(lengths, is_cut, strict=True)
         ]
     return add_parts(group, shaped)
 
 
 def add_parts(group: RolloutGroup, parts: Mapping[str, Sequence[float]]) -> RolloutGroup:
-    """The group with further parts of the reward, each with weight 1; a reward without value stays without."""
+    """The group with further reward parts of weight 1; a reward without value stays without."""
     if not parts:
         return group
     rewards = []
@@ -132,7 +118,7 @@ def add_parts(group: RolloutGroup, parts: Mapping[str, Sequence[float]]) -> Roll
 
 
 def has_spread(group: RolloutGroup) -> bool:
-    """Whether the group says which rollout was better: at least two different rewards, a KL in them left out."""
+    """Whether at least two rewards differ, a KL in them left out."""
     pairs = [(reward.total, reward.parts.get("kl")) for reward in group.rewards]
     # Subtracting what was added leaves rounding.
     valued = {total if kl is None else round(total - kl, 9) for total, kl in pairs if total is not None}
@@ -142,7 +128,7 @@ def has_spread(group: RolloutGroup) -> bool:
 def advantage_groups(
     groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, part_weights: Mapping[str, float], ranks: RankLayout
 ) -> list[RolloutGroup]:
-    """The groups with the advantage of every rollout. A collective where statistics are the whole step's.
+    """The groups with the advantage of every rollout. A collective where statistics are over the step.
 
     Args:
         part_weights: weight of each part of the reward.
@@ -180,10 +166,10 @@ def token_advantage_groups(
     algorithm: AlgorithmSettings,
     device: torch.device,
 ) -> list[RolloutGroup]:
-    """The groups with advantages by token: each loses the KL from it to the response's end. A collective.
+    """The groups with advantages by token, minus the KL from the token to the response's end. A collective.
 
-    With ``scale_advantages=whiten`` it is these that get mean 0 and deviation 1, over all tokens of all ranks. A
-    response whose reward has no value takes no part and gets 0.
+    With ``scale_advantages=whiten`` these get mean 0 and deviation 1, over all tokens of all ranks. A response whose
+    reward has no value is excluded and gets 0.
 
     Args:
         kl: per token [R] of each rollout of each group.
@@ -217,9 +203,9 @@ def token_advantage_groups(
 
 
 def prune_groups(groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, key: str) -> list[RolloutGroup]:
-    """The groups with the weight of every rollout in the loss (CPPO); ``key`` names the random numbers, if any.
+    """The groups with the weight of every rollout in the loss (CPPO); ``key`` seeds random numbers, if any.
 
-    Where advantages differ by token, a rollout counts with the mean of their absolute values.
+    A rollout with advantages by token counts with the mean of their absolute values.
     """
     if not algorithm.prune_rate:
         return list(groups)
@@ -240,17 +226,17 @@ def prune_groups(groups: Sequence[RolloutGroup], algorithm: AlgorithmSettings, k
 
 
 def without_truncated(group: RolloutGroup) -> RolloutGroup:
-    """The group without responses that were cut off: they were part of the statistics, and do not train."""
+    """The group without truncated responses: they count in statistics and do not train."""
     return group.only([index for index, rollout in enumerate(group.rollouts) if rollout.finish_reason != "length"])
 
 
 def trains(group: RolloutGroup) -> bool:
-    """Whether any of the group's rollouts has a part in the loss."""
+    """Whether any rollout of the group has a weight in the loss."""
     return any(group.rollout_weights)
 
 
 def kept_tokens(group: RolloutGroup) -> int:
-    """Tokens of the prompt and of every response that trains; 0 where none does."""
+    """Tokens of the prompt and of every response that trains; 0 if none does."""
     weighted = zip(group.rollouts, group.rollout_weights, strict=True)
     responses = sum(len(rollout.token_ids) for rollout, weight in weighted if weight)
     return group.prompt.num_tokens + responses if responses else 0
@@ -262,23 +248,21 @@ def all_tokens(group: RolloutGroup) -> int:
 
 
 def step_order(orders: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Of every rank's groups: their numbers from 0 over all ranks, by ``RolloutGroup.order``.
+    """Numbers of every rank's groups from 0 over all ranks, by ``RolloutGroup.order``, then by rank.
 
-    Equal ones are counted rank by rank.
-
-        step_order([[0, 3], [2]]) -> [[0, 2], [1]]
+    step_order([[0, 3], [2]]) -> [[0, 2], [1]]
     """
-    groups = sorted((order, rank, at) for rank, of_rank in enumerate(orders) for at, order in enumerate(of_rank))
+    groups = sorted((order, rank, i) for rank, of_rank in enumerate(orders) for i, order in enumerate(of_rank))
     numbers = {group[1:]: number for number, group in enumerate(groups)}
-    return [[numbers[rank, at] for at in range(len(of_rank))] for rank, of_rank in enumerate(orders)]
+    return [[numbers[rank, i] for i in range(len(of_rank))] for rank, of_rank in enumerate(orders)]
 
 
 def group_metrics(sampled: Sequence[RolloutGroup], training: Sequence[RolloutGroup]) -> dict[str, float | None]:
-    """The step's metrics, None where nothing had a value. A collective.
+    """The step's metrics, None without values. A collective.
 
     Args:
         sampled: all complete groups of the step on this rank.
-        training: those that train, pruned rollouts among them.
+        training: those that train, pruned rollouts included.
     """
     tally = Tally()
     for group in sampled:
@@ -294,25 +278,23 @@ def group_metrics(sampled: Sequence[RolloutGroup], training: Sequence[RolloutGro
         tally.add(NO_VALUE, sum(reward.total is None for reward in group.rewards), rollouts)
         tally.add(PRUNED, sum(weight == 0 for weight in group.kept), len(group.kept))
     for metric in (GROUPS, WITHOUT_SPREAD, RESPONSE_LENGTH, TRUNCATED, NO_VALUE, PRUNED):
-        tally.add(metric, 0, 0)  # known, even where there is no group
+        tally.add(metric, 0, 0)  # exists without groups, too
     tally.add(KEPT_TOKENS, sum(map(kept_tokens, training)))
     found = tally.reduced()
     return {name: found[name] for name in sorted(found, key=_order)}
 
 
 def _values_by_part(group: RolloutGroup) -> dict[str, list[float]]:
-    """Values of the total ("") and of each part ("accuracy"), without those that have none."""
+    """Values of the total ("") and of each part ("accuracy"), without None."""
     found: dict[str, list[float]] = {"": []}
     for reward in group.rewards:
         for name, value in {"": reward.total, **reward.parts}.items():
-            values = found.setdefault(name, [])
-            if value is not None:
-                values.append(value)
+            found.setdefault(name, []).extend([] if value is None else [value])
     return found
 
 
 def _order(name: str) -> tuple[int, str]:
-    """The total first, then the parts that every run has, then the others."""
+    """The total first, then the parts of every run, then the others."""
     first = ("reward", "reward/accuracy", "reward/format")
     return (first.index(name), "") if name in first else (3, name) if name.startswith("reward/") else (4, "")
 

@@ -1,8 +1,8 @@
-"""The loss of one forward pass, from what the rollouts of its groups carry.
+"""The loss of one forward pass, and the mismatch of log-probabilities between generation and training.
 
-Log-probabilities of the policy that sampled come from generation or from the training forward. Both run the same
-weights through different kernels and shapes, so that they round differently; a large difference means that the two do
-not compute the same thing.
+Log-probabilities of the behaviour policy come from generation or from the training forward. Both run the same weights
+through different kernels and shapes, so they round differently; a large difference means that they compute different
+functions.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ HEALTHY = {MISMATCH_KL: 0.01, MISMATCH_EXP_ABS: 1.05}
 
 @dataclass
 class GroupLoss:
-    """Turns log-probabilities of some rollouts into their part of the loss.
+    """Loss of passes over some rollouts, from their log-probabilities.
 
     Args:
         weights: loss weight of each token of each rollout of each group.
         behaviour_logprobs: fp32 [R] of each rollout of each group, the denominator of the loss's ratio; None for those
             of the same forward, where the ratio is 1.
-        measure_mismatch: sum up how the recorded log-probabilities differ from those of the forward.
-        tally: metrics; filled by every call.
+        measure_mismatch: add differences of the recorded log-probabilities from those of the forward.
+        tally: metrics; updated by every call.
     """
 
     policy: Policy
@@ -76,8 +76,9 @@ class GroupLoss:
         """The loss of pass ``number``.
 
         Args:
-            passes: the rollouts of each pass, in the order of their tokens; of further passes, which run because other
-                ranks have them, the loss is a zero connected to all outputs, so that every rank runs the same graph.
+            passes: the rollouts of each pass, in the order of their tokens. Further passes, which other ranks need,
+            have
+                zero loss connected to all outputs, so every rank runs the same graph.
             of_reference: the reference's log-probabilities of each pass; None without a KL term.
             logprobs, entropies: fp32 [R] of the pass.
         """
@@ -107,7 +108,7 @@ class GroupLoss:
         entropies: torch.Tensor,
         ref_logprobs: torch.Tensor | None,
     ) -> ResponseTokens:
-        """What the loss is a function of: advantages, weights and log-probabilities of each token."""
+        """Inputs of the loss: advantages, weights and log-probabilities of each token."""
         algorithm = self.algorithm
         lengths = [len(self.groups[group].rollouts[index].token_ids) for group, index in rollouts]
         weights = torch.tensor([self.weights[group][index] for group, index in rollouts], dtype=torch.float32)
@@ -132,7 +133,7 @@ class GroupLoss:
         )
 
     def _sum_mismatch(self, rollouts: Sequence[tuple[int, int]], logprobs: torch.Tensor) -> None:
-        """Only over what these weights sampled: elsewhere the difference is that between the weights."""
+        """Over rollouts of the present weights alone: for others, weights differ too."""
         members = [(self.groups[group], index) for group, index in rollouts]
         trained = logprobs.split([len(group.rollouts[index].token_ids) for group, index in members])
         pairs = [
@@ -146,7 +147,7 @@ class GroupLoss:
             self.tally.add_all(sums, len(recorded))
 
     def _on_device(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Joined, without waiting for work that the device has queued."""
+        """Joined, without a synchronization of the device."""
         return torch.cat(list(values)).to(self.policy.device, non_blocking=True)
 
 
@@ -160,19 +161,19 @@ def _advantages(group: RolloutGroup, index: int) -> torch.Tensor:
 def behaviour_logprobs(
     groups: Sequence[RolloutGroup], source: LogprobsSource, weights_version: int
 ) -> list[list[torch.Tensor]] | None:
-    """What the loss divides by: fp32 [R] of each rollout of each group, or None for those of the update's own forward.
+    """Denominator of the ratio: fp32 [R] of each rollout of each group, or None for those of the update's own forward.
 
-    ``reuse``: as recorded at generation. They stay right however often the weights have changed since.
+    ``reuse``: as recorded at generation; valid however often the weights have changed since.
 
-    ``recompute``: those of the training forward. Where the step has one update, it starts from the weights that
-    sampled, so what its own forward computes, detached, is what a scoring pass before it would compute (None). Before
-    several updates there is such a pass, and the groups carry what it found.
+    ``recompute``: those of the training forward. A single update starts from the weights that sampled, so its own
+    detached forward equals a scoring pass before it (None). Several updates need that pass; the groups carry its
+    result.
 
     Args:
-        weights_version: the policy's, now.
+        weights_version: the policy's present one.
 
     Raises:
-        ConfigError: ``recompute`` with rollouts that other weights sampled and that were not scored under those.
+        ConfigError: ``recompute`` with rollouts of other weights that were not scored under those.
     """
     if source == "reuse":
         return [[rollout.rollout_logprobs for rollout in group.rollouts] for group in groups]
@@ -198,28 +199,26 @@ def mismatch_due(settings: RolloutSettings, step: int) -> bool:
 def mismatch_sums(
     trainer_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, log_ratio_clamp: float
 ) -> dict[Metric, torch.Tensor]:
-    """Sums over response tokens of the difference d = trainer - rollout, in nats, and the largest |d|, as fp64 scalars.
-
-    They say how generation and training differ only where both ran under the same weights.
+    """Sums over response tokens of functions of d = trainer - rollout, in nats, and the largest |d|, as fp64 scalars.
 
     Args:
-        trainer_logprobs: [R_total] of the sampled tokens under the training forward, detached.
+        trainer_logprobs: [R_total] of the sampled tokens under the training forward and the same weights, detached.
         rollout_logprobs: [R_total] as recorded at generation.
-        log_ratio_clamp: d is held within +- this where it is exponentiated.
+        log_ratio_clamp: bound of |d| where it is exponentiated.
     """
     # In fp32 exp(d) - 1 - d of a small d is mostly rounding.
     difference = trainer_logprobs.double() - rollout_logprobs.double()
-    held = difference.clamp(-log_ratio_clamp, log_ratio_clamp)
+    clamped = difference.clamp(-log_ratio_clamp, log_ratio_clamp)
     return {
-        MISMATCH_KL: (torch.expm1(held) - held).sum(),
+        MISMATCH_KL: (torch.expm1(clamped) - clamped).sum(),
         MISMATCH_ABS: difference.abs().sum(),
         MISMATCH_MAX: difference.abs().max(),
-        MISMATCH_EXP_ABS: held.abs().exp().sum(),
+        MISMATCH_EXP_ABS: clamped.abs().exp().sum(),
     }
 
 
 def mismatch_warning(metrics: Mapping[str, float | None]) -> str | None:
-    """A line for people where ``metrics`` hold a mismatch beyond rounding, else None."""
+    """Warning of a mismatch beyond rounding in ``metrics``, else None."""
     high = [
         f"{name} is {value:.3g}, above {bound}"
         for name, bound in HEALTHY.items()

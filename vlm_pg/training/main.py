@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
@@ -14,7 +14,7 @@ from vlm_pg.data.digests import changed_data, data_digests
 from vlm_pg.data.order import EpochOrder, Mixture, order_of, used_samples
 from vlm_pg.data.sample_sets import any_media, first_of_each, open_training, refuse_empty, usable_of_each
 from vlm_pg.distributed import RankLayout, disconnect, local_device
-from vlm_pg.errors import CheckpointError, ModelError
+from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.runner import EvalModel, Evaluator
@@ -34,10 +34,9 @@ from vlm_pg.prompts.prompt_source import SourcePool
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.threads import use_threads
 from vlm_pg.training.checkpoints import find_best, point_to_best, read_state
-from vlm_pg.training.opening import OpenFolder, RunSummary
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import TrainingData
-from vlm_pg.training.saving import abandon_others, checkpoint_to_resume
+from vlm_pg.training.saving import OpenFolder, RunSummary, abandon_others, checkpoint_to_resume
 from vlm_pg.training.setup import (
     check_step_size,
     choose_memory,
@@ -48,27 +47,22 @@ from vlm_pg.training.setup import (
     make_engine,
     reading,
     refuse_at_once,
-    refuse_fewer_steps,
+    refuse_differences,
     refuse_inputs_inside,
-    refuse_nothing_to_train,
 )
 from vlm_pg.training.stop import StopRequest
-from vlm_pg.training.trainer import Progress, RunContext, StepLogs, Trainer
+from vlm_pg.training.trainer import Progress, StepLogs, Trainer
 from vlm_pg.types import Prompt
 from vlm_pg.versions import versions
 from vlm_pg.watch.watch import RankWatch
 
-# Rooms that a run enters only if its configuration says so are imported there.
-if TYPE_CHECKING:
-    from vlm_pg.eval.runner import Evaluator
-
-# As a shell says of a program that Ctrl-C has ended.
+# A shell's exit code of a program that Ctrl-C has ended.
 INTERRUPTED = 130
 
 
 def train(config: RunConfig) -> int:
-    """Run the whole job; the process's exit code: 0, also where SIGTERM or SIGUSR1 asked it to stop and a checkpoint is
-    written; 130 after Ctrl-C."""
+    """Run the whole job; the process's exit code: 0, also after a stop by SIGTERM or SIGUSR1 with a checkpoint; 130
+    after Ctrl-C."""
     use_threads(config.training.torch_threads)
     quiet_libraries()
     connect(config)
@@ -87,8 +81,6 @@ def _train(config: RunConfig, watch: RankWatch) -> int:
         try:
             with phases.timed("setup"):
                 if here.world_size > 1:
-                    from vlm_pg.training.agreement import refuse_differences
-
                     refuse_differences(config)
                 refuse_at_once(config)
                 ranks = layout_of(config)
@@ -97,12 +89,12 @@ def _train(config: RunConfig, watch: RankWatch) -> int:
             watch.completed_step = lambda: run.progress.step
             return run.go()
         except BaseException as error:
-            watch.fail(error)  # before anything is closed, which may take its time
+            watch.fail(error)  # before anything is closed, which may take long
             raise
 
 
 class _Run:
-    """Everything one run holds, put together in the order it is needed."""
+    """The parts of one run, built in the order they are needed."""
 
     def __init__(
         self,
@@ -124,9 +116,9 @@ class _Run:
         found, bad = open_training(config.data)
         samples = first_of_each(found, config.data.limit)
         self.order = order_of(samples, config.data.mixture) if samples else EpochOrder(0)
-        asked = used_samples(samples, config.data.mixture) if samples else samples
+        used = used_samples(samples, config.data.mixture) if samples else samples
         if samples:  # else it is refused once the bad records are written
-            check_step_size(config, len(asked), len(bad), console.warn)
+            check_step_size(config, len(used), len(bad), console.warn)
         check_fits(config, self.ranks.world_size, gpu_bytes(local_device()), console.info)
         pool = decoding_pool(config.media, config.cache)
         if pool is not None:
@@ -134,8 +126,8 @@ class _Run:
             if any_media(samples):
                 pool.start()  # while the model is loaded
         resume_from = self._load(path, resume_from)
-        self.policy.check_samples(asked, config.data.train_shown)
-        # Refuses what cannot be computed; its processes start with the first response that needs them.
+        self.policy.check_samples(used, config.data.train_shown)
+        # Refuses impossible rewards; its processes start with the first response that needs them.
         self.rewarder = stack.enter_context(Rewarder(config.reward, warn=console.warn))
         longest, limit = config.rollout.max_new_tokens, self.policy.max_positions
         fits_model = partial(Prompt.check_length, response_tokens=longest, max_positions=limit)
@@ -144,8 +136,8 @@ class _Run:
             SourcePool(builder, config.data, config.media, self.policy.pixel_factor, fits_model, pool, config.cache)
         )
         self.digests = data_digests(config.data, usable_of_each(found)) if self.ranks.is_rank0 else {}
-        # Everything that can be refused has been read: only now is an earlier run's folder touched.
-        self.folder, self.presence = opening.open(begins_again=resume_from is None)
+        # All checks have passed: only now is an earlier run's folder touched.
+        self.folder, self.presence = opening.open(from_step_1=resume_from is None)
         if resume_from is not None:
             console.info(f"resuming after step {self.progress.step} from {resume_from}")
             for line in changed_data(self.state.get("data"), self.digests):
@@ -160,17 +152,21 @@ class _Run:
             self.bad_log.record_file(bad, len(found) + len(bad))
         refuse_empty(samples, config.data, f"{len(bad)} are bad, see {self.folder.bad_samples}")
         self.samples = samples
-        self.summary = RunSummary.open(self.folder, self.ranks, resume_from is not None, console.warn)
+        self.summary = RunSummary(self.folder, self.ranks, resume_from is not None, console.warn)
 
     def _choose_checkpoint(self, path: Path, refused: Mapping[Path, str]) -> Path | None:
-        """The checkpoint to go on from, if any; its state and progress are this run's then."""
-        config = self.config
-        resume_from = checkpoint_to_resume(config, RunFolder(path).checkpoints, self.console.warn, refused, self.ranks)
+        """The checkpoint to resume from, if any; sets state and progress."""
+        training, checkpoints = self.config.training, RunFolder(path).checkpoints
+        resume_from = checkpoint_to_resume(self.config, checkpoints, self.console.warn, refused, self.ranks)
         self.progress, self.state = Progress(), {}
         if resume_from is not None:
             self.state = read_state(resume_from)
-            self.progress = Progress.read(self.state, config.training.prompts_per_step)
-            refuse_fewer_steps(config, self.progress.step)
+            self.progress = Progress.read(self.state, training.prompts_per_step)
+            if (step := self.progress.step) > training.steps:
+                raise ConfigError(
+                    f"The checkpoint to resume from is at step {step}, but training.steps is {training.steps}. Set "
+                    f"training.steps={step} or more, or resume from an earlier checkpoint."
+                )
         return resume_from
 
     def _load(self, path: Path, resume_from: Path | None) -> Path | None:
@@ -180,7 +176,7 @@ class _Run:
             try:
                 self._load_weights(resume_from)
             except (ModelError, CheckpointError) as error:
-                # Ranks that fail apart from each other cannot try again together.
+                # Ranks that fail independently cannot retry together.
                 if resume_from is None or self.config.run.resume != "auto" or self.ranks.world_size > 1:
                     raise
                 refused[resume_from] = str(error)
@@ -198,8 +194,12 @@ class _Run:
         self.policy = load_policy(
             path, device=local_device(), settings=config.model, weights_version=version, reading=reading(config)
         )
-        refuse_nothing_to_train(config, self.policy)
-        # The reference is where training began, whatever the run resumes from.
+        if not any(parameter.requires_grad for parameter in self.policy.model.parameters()):
+            raise ConfigError(
+                f"{config.model.path} is an adapter and model.lora is not set, so that nothing would train. Set "
+                "model.lora to the settings the adapter was trained with."
+            )
+        # The reference is the initial policy, whatever the run resumes from.
         self.reference = load_reference(config.model, self.policy) if config.algorithm.kl_coef else None
         self.engine = make_engine(config, self.policy, self.ranks)
         self.memory = choose_memory(config, self.policy, self.reference, self.ranks)
@@ -208,63 +208,78 @@ class _Run:
             self.engine.load_optimizer(resume_from)
 
     def go(self) -> int:
-        if self.summary.was_finished and self.progress.step == self.config.training.steps:
-            self.console.info(
+        config, console = self.config, self.console
+        if self.summary.was_finished and self.progress.step == config.training.steps:
+            console.info(
                 f"this run is finished at step {self.progress.step} (see {self.folder.summary}); raise training.steps "
                 "to go on, or set run.resume=never to start anew"
             )
             return 0
         mixture = str(self.order) if isinstance(self.order, Mixture) else ""
-        for line in introduction(self.config, self.policy, self.engine, len(self.samples), mixture):
-            self.console.info(line)
-        if warning := low_lora_rate(self.config):
-            self.console.warn(warning)
-        (self.console.info if self.memory.fits else self.console.warn)(self.memory.line)
+        for line in introduction(config, self.policy, self.engine, len(self.samples), mixture):
+            console.info(line)
+        if warning := low_lora_rate(config):
+            console.warn(warning)
+        (console.info if self.memory.fits else console.warn)(self.memory.line)
         if self.features_line:
-            self.console.info(self.features_line)
-        if not self.config.model.share_prefix:
-            self.console.warn(
+            console.info(self.features_line)
+        if not config.model.share_prefix:
+            console.warn(
                 "model.share_prefix=false: nothing is shared; every rollout's prompt, its images and videos included, "
                 "goes through the model by itself, for comparison"
             )
         self.summary.write(finished=False)
-        config, resume_step = self.config, self.progress.step if self.config.run.resume != "never" else None
+        resume_step = self.progress.step if config.run.resume != "never" else None
         evaluator = self._make_evaluator()
-        trainer = self._ready_to_train(evaluator)
+        trainer = self._ready_trainer(evaluator)
         if trainer is None:
-            self.console.warn("stopped on request before the first step; run.resume=auto begins there again")
+            console.warn("stopped on request before the first step; run.resume=auto begins there again")
             return self._finish(finished=False)
         try:
-            if evaluator and config.eval.before and not self.summary.has("eval_before"):
+            if evaluator and config.eval.before and "eval_before" not in self.summary.values:
                 if self.progress.step:
-                    self.console.warn("no evaluation before training: these weights are trained already")
+                    console.warn("no evaluation before training: these weights are trained already")
                 else:
-                    self._summarize(evaluator, "before")
+                    self.summary.write(eval_before=self._evaluate(evaluator, "before"))
             if not trainer.run(self._open_logs(resume_step)):
                 return self._finish(finished=False)
             if evaluator and config.eval.after:
-                self._summarize(evaluator, "after")
+                self.summary.write(eval_after=self._evaluate(evaluator, "after"))
         except InterruptedError:
-            self.console.warn("stopped on request during evaluation; run.resume=auto goes on from the last checkpoint")
+            console.warn("stopped on request during evaluation; run.resume=auto goes on from the last checkpoint")
             return self._finish(finished=False)
         return self._finish(finished=True)
 
-    def _ready_to_train(self, evaluator: Evaluator | None) -> Trainer | None:
-        """None on all ranks where one was asked to stop while it waited: the others may be past that."""
-        trainer = None
+    def _ready_trainer(self, evaluator: Evaluator | None) -> Trainer | None:
+        """The trainer, once server and decoding workers are there; None on all ranks where one got a stop request
+        meanwhile."""
+        config, trainer = self.config, None
         with suppress(InterruptedError):
-            trainer = self._make_trainer(evaluator)  # waits for a server that is away
-            self._wait_for_decoding()
+            source = self.sources.for_training(config.data.prompt_cache_mb * 2**20)
+            trainer = Trainer(
+                config,
+                self.engine,
+                self.reference,
+                TrainingData(self.samples, self.order, source, self.digests),
+                self.rewarder,
+                self.progress,
+                folder=self.folder,
+                console=self.console,
+                stop=self.stop,
+                phases=self.phases,
+                timeline=self.timeline,
+                bad_log=self.bad_log,
+                presence=self.presence,
+                evaluate=None if evaluator is None else partial(self._evaluate, evaluator),
+            )
+            with self.phases.timed("setup"):  # not a part of the first step
+                if self.sources.is_starting:
+                    self.console.info(f"waiting for the decoding workers (media.workers={config.media.workers})")
+                self.sources.wait_until_ready(self.stop.between_tokens)
         return None if self.stop.agreed(self.policy.device) else trainer
 
-    def _wait_for_decoding(self) -> None:
-        with self.phases.timed("setup"):  # not a part of the first step
-            if self.sources.is_starting:
-                self.console.info(f"waiting for the decoding workers (media.workers={self.config.media.workers})")
-            self.sources.wait_until_ready(self.stop.between_tokens)
-
     def _open_logs(self, resume_step: int | None) -> StepLogs:
-        """What is written after every step, by rank 0."""
+        """Logs of every step, by rank 0."""
         self.timeline.open(self.folder)
         if not self.ranks.is_rank0:
             return StepLogs()
@@ -273,40 +288,21 @@ class _Run:
         rollouts = enter(RolloutsLog(self.folder, observe.rollouts_per_step, observe.thumbnails, resume_step))
         if not observe.trackers:
             return StepLogs(metrics, rollouts)
-
         name, console = self.config.run.name, self.console
         trackers = enter(Trackers(observe, self.folder, name, resume_step, console.info, console.warn))
         return StepLogs(metrics, rollouts, trackers)
-
-    def _make_trainer(self, evaluator: Evaluator | None) -> Trainer:
-        config = self.config
-        source = self.sources.for_training(config.data.prompt_cache_mb * 2**20)
-        data = TrainingData(self.samples, self.order, source, self.digests)
-        context = RunContext(
-            self.folder,
-            self.console,
-            self.stop,
-            self.phases,
-            self.timeline,
-            self.bad_log,
-            self.presence,
-            None if evaluator is None else partial(self._evaluate, evaluator),
-        )
-        return Trainer(config, self.engine, self.reference, data, self.rewarder, context, self.progress)
 
     def _make_evaluator(self) -> Evaluator | None:
         config = self.config
         if not config.data.eval or not (config.eval.before or config.eval.after or config.eval.every):
             return None
-        from vlm_pg.answers.whole import WholeReader  # read by evaluations only
+        from vlm_pg.answers.whole import WholeReader  # for evaluations only
 
         if config.rollout.engine == "server":
             self.console.info(
                 "rollout.engine=server: evaluation before, between and after steps samples in this process, from the "
                 "weights that are trained"
             )
-        from vlm_pg.eval.runner import Evaluator
-
         eval_model = EvalModel(
             self.policy,
             self.sources,
@@ -318,12 +314,8 @@ class _Run:
         )
         return Evaluator(config, eval_model, self.console, self.bad_log)
 
-    def _summarize(self, evaluator: Evaluator, tag: Literal["before", "after"]) -> None:
-        self.summary.set(f"eval_{tag}", self._evaluate(evaluator, tag))
-
     def _evaluate(self, evaluator: Evaluator, tag: str) -> dict[str, Any]:
         """Evaluate the present weights. ``tag``: "before", "after" or a step, such as "step-000020"."""
-
         is_step = tag.startswith("step-")
         with self.phases.timed("eval" if is_step else f"eval_{tag}"), self.stop.together():
             files = AnswerFiles(self.folder.path, self.ranks.rank, prefix="eval_", suffix=f"_{tag}", resumable=False)

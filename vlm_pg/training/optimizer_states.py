@@ -1,7 +1,7 @@
-"""What AdamW keeps of each weight, as the slices that one rank holds; and those of torch's own AdamW.
+"""AdamW's states as slices that one rank holds, their files, and those of torch's AdamW.
 
-Names, not places, say what a slice is of: the weight's name, the kind of state, the first element in the flattened
-weight. So what one layout has written another can read (``state_files.py``).
+A slice is identified by the weight's name, the kind of state and its first element in the flattened weight, so any
+layout reads what another one wrote.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ class OptimizerStates(ABC):
 
     @abstractmethod
     def slices(self) -> Iterator[StateSlice]:
-        """What this rank writes: all ranks together everything."""
+        """Slices that this rank writes; all ranks together write everything."""
 
     @abstractmethod
     def blank(self, updates: int) -> Iterator[StateSlice]:
-        """What this rank needs, to be filled before the next one is taken: as after so many updates, moments zero."""
+        """Yield zero-initialized states as after so many updates; each is filled before the next one is taken."""
 
     def kinds(self, updates: int) -> Sequence[Kind]:
-        """What there is of each weight after so many updates."""
+        """Kinds of states of each weight after so many updates."""
         return (*(("master",) if self.masters else ()), *(MOMENTS if updates else ()))
 
 
 def adam_state(like: torch.Tensor, updates: int, whole_steps: bool = False) -> dict[str, torch.Tensor | int]:
-    """As AdamW itself makes it. ``whole_steps``: the step is an int, as DeepSpeed's AdamW for CPUs has it."""
+    """As AdamW makes it. ``whole_steps``: the step is an int, as in DeepSpeed's AdamW for CPUs."""
     state: dict[str, torch.Tensor | int] = {kind: torch.zeros_like(like, requires_grad=False) for kind in MOMENTS}
     return state | {"step": updates if whole_steps else torch.tensor(float(updates), dtype=torch.float32)}
 
 
 class TorchStates(OptimizerStates):
-    """Of torch's AdamW over ``trained`` (name -> the tensor that takes updates), whole and alike on every rank."""
+    """Of torch's AdamW over ``trained`` (name -> the tensor that takes updates), replicated on every rank."""
 
     def __init__(
         self, trained: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer, masters: bool, ranks: RankLayout
@@ -84,7 +84,7 @@ class TorchStates(OptimizerStates):
         return max((int(state.get("step", 0)) for state in states), default=0)
 
     def slices(self) -> Iterator[StateSlice]:
-        """An equal share of every weight: all ranks have the same."""
+        """An equal share of every weight: states are replicated."""
         rank, of = self._ranks.rank, self._ranks.world_size
         for whole in self._whole(self.kinds(self.updates)):
             first, end = (whole.values.numel() * part // of for part in (rank, rank + 1))
@@ -107,7 +107,7 @@ class TorchStates(OptimizerStates):
 
 
 FOLDER, CONTENTS = "optimizer", "states.json"
-# Of one file: as much of a GPU's states lies in the host's memory while it is written.
+# Of one file: so much of a GPU's states lies in the host's memory while it is written.
 FILE_BYTES = 2**31
 
 
@@ -119,8 +119,8 @@ def write_states(folder: Path, states: OptimizerStates, ranks: RankLayout, file_
     """
     folder = folder / FOLDER
     folder.mkdir(exist_ok=True)
-    for place, tensors in enumerate(_files(states.slices(), file_bytes)):
-        save_file(tensors, folder / f"rank-{ranks.rank:05d}-{place:05d}.safetensors")
+    for number, tensors in enumerate(_files(states.slices(), file_bytes)):
+        save_file(tensors, folder / f"rank-{ranks.rank:05d}-{number:05d}.safetensors")
     if ranks.is_rank0:
         contents = {"updates": states.updates, "masters": states.masters, "weights": dict(states.shapes)}
         (folder / CONTENTS).write_text(json.dumps(contents, indent=2))
@@ -130,7 +130,7 @@ def _files(slices: Iterator[StateSlice], file_bytes: int) -> Iterator[dict[str, 
     tensors: dict[str, torch.Tensor] = {}
     size = 0
     for piece in slices:
-        # A copy: fetched from NVMe, a slice is there until the next one only.
+        # A copy: a slice from NVMe is valid until the next one only.
         tensors[f"{piece.weight}/{piece.kind}/{piece.first}"] = piece.values.to("cpu", torch.float32, copy=True)
         size += piece.values.nbytes
         if size >= file_bytes:
@@ -142,7 +142,7 @@ def _files(slices: Iterator[StateSlice], file_bytes: int) -> Iterator[dict[str, 
 
 @dataclass(frozen=True)
 class Contents:
-    """What ``states.json`` says. ``weights``: name -> shape of every weight that was trained."""
+    """Content of ``states.json``. ``weights``: name -> shape of every weight that was trained."""
 
     updates: int
     masters: bool
@@ -152,7 +152,7 @@ class Contents:
     def read(cls, checkpoint: Path) -> Contents:
         """
         Raises:
-            CheckpointError: there is none, or it is none.
+            CheckpointError: it is missing or damaged.
         """
         path = checkpoint / FOLDER / CONTENTS
         try:
@@ -164,25 +164,18 @@ class Contents:
             ) from None
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
-        contents = cls._parsed(value)
-        if contents is None:
+        entries: dict[str, Any] = value if isinstance(value, dict) else {}
+        values: list[Any] = [entries.get(key) for key in ("updates", "masters", "weights")]
+        updates, masters, weights = values
+        is_valid = type(updates) is int and updates >= 0 and type(masters) is bool and isinstance(weights, dict)
+        shapes = weights.values() if is_valid else ()
+        if not is_valid or not all(isinstance(s, list) and all(type(n) is int for n in s) for s in shapes):
             raise CheckpointError(f"{path} does not say what it has states of. Resume from another checkpoint.")
-        return contents
-
-    @classmethod
-    def _parsed(cls, value: Any) -> Contents | None:
-        if not isinstance(value, dict):
-            return None
-        updates, masters, weights = (value.get(key) for key in ("updates", "masters", "weights"))
-        if type(updates) is not int or updates < 0 or type(masters) is not bool or not isinstance(weights, dict):
-            return None
-        if not all(isinstance(shape, list) and all(type(n) is int for n in shape) for shape in weights.values()):
-            return None
         return cls(updates, masters, {name: tuple(shape) for name, shape in weights.items()})
 
 
 def read_states(checkpoint: Path, states: OptimizerStates) -> int:
-    """Fill this rank's states from what any number of ranks have written; the number of updates they had.
+    """Fill this rank's states from files of any number of ranks; the number of updates they had.
 
     Raises:
         CheckpointError: they are not those of the weights that train, are not whole or finite, or cannot be read.
@@ -215,18 +208,8 @@ def _check(checkpoint: Path, contents: Contents, states: OptimizerStates) -> Non
         )
 
 
-def _check_values(values: torch.Tensor, kind: Kind, path: Path, key: str) -> None:
-    """A state of NaN, or a negative mean of squares, would make NaN of the weights in the next update."""
-    least, largest = map(float, torch.aminmax(values))
-    if not math.isfinite(largest - least) or (kind == "exp_avg_sq" and least < 0):
-        raise CheckpointError(
-            f"{path} has values from {least} to {largest} in {key}, which would make NaN of the weights. Optimizer "
-            "states must be finite, and exp_avg_sq not negative. Resume from another checkpoint."
-        )
-
-
 class _StateFiles:
-    """All files of a folder, mapped; which slices lie where."""
+    """Index of the slices in all (memory-mapped) files of a folder."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -250,7 +233,7 @@ class _StateFiles:
             self._slices[weight, kind].append((int(first), int(first) + part.get_shape()[0], path, file, key))
 
     def fill(self, piece: StateSlice) -> None:
-        """Copy the elements from wherever they lie; pieces may overlap, but leave no gap."""
+        """Copy the elements from their files; stored slices may overlap, but leave no gap."""
         done, last = piece.first, piece.first + piece.values.numel()
         for first, end, path, file, key in self._slices[piece.weight, piece.kind]:
             if first > done or done == last:
@@ -259,7 +242,12 @@ class _StateFiles:
             if until <= done:
                 continue
             stored = file.get_slice(key)[done - first : until - first]
-            _check_values(stored, piece.kind, path, key)
+            least, largest = map(float, torch.aminmax(stored))
+            if not math.isfinite(largest - least) or (piece.kind == "exp_avg_sq" and least < 0):
+                raise CheckpointError(
+                    f"{path} has values from {least} to {largest} in {key}, which would make NaN of the weights. "
+                    "Optimizer states must be finite, and exp_avg_sq not negative. Resume from another checkpoint."
+                )
             piece.values[done - piece.first : until - piece.first].copy_(stored)
             done = until
         if done < last:

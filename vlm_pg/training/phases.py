@@ -1,4 +1,4 @@
-"""How long each phase of a run took."""
+"""Seconds of each phase of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from vlm_pg.distributed import SINGLE_RANK, RankLayout
 
-# Waiting for other ranks, where a rank can know that it does.
+# Known waiting for other ranks.
 IDLE = "idle"
 
 
@@ -24,9 +24,9 @@ class PhaseObserver(Protocol):
 
 
 class Phases:
-    """Adds up seconds by phase: over the run in ``seconds``, since the last ``begin_step`` in ``of_step``.
+    """Sums of seconds by phase: over the run in ``seconds``, since the last ``begin_step`` in ``of_step``.
 
-    A phase within another one takes its seconds from it, so that all together are the time that went by.
+    Seconds of a nested phase do not count in the outer one, so the sum over phases is the elapsed time.
     """
 
     def __init__(self, ranks: RankLayout = SINGLE_RANK) -> None:
@@ -48,7 +48,7 @@ class Phases:
             observer.begun(name)
         try:
             yield
-            _finish_on_device()
+            _synchronize()
         finally:
             seconds = time.perf_counter() - start_seconds
             for sums in (self.seconds, self.of_step):
@@ -58,14 +58,14 @@ class Phases:
                 observer.ended(name)
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around a collective of nothing but small values: of several ranks all but the last one wait in it."""
+        """Around a collective of small values, in which all ranks but the last one wait."""
         if not self._several:
             return nullcontext()
-        _finish_on_device()  # else this rank's own work would look like waiting
+        _synchronize()  # else this rank's own work would count as waiting
         return self.timed(IDLE)
 
 
-def _finish_on_device() -> None:
-    """What was queued belongs to the phase that queued it."""
+def _synchronize() -> None:
+    """Queued work counts in the phase that queued it."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -1,11 +1,12 @@
-"""What a run saves and how it finds its way back."""
+"""A run's folder and checkpoints: locking, saving, the checkpoint to resume from, no loss of earlier runs."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,27 +14,27 @@ from typing import Any
 import yaml
 from safetensors import SafetensorError
 
-from vlm_pg.config import RunConfig
+from vlm_pg.config import RunConfig, dump_config
 from vlm_pg.distributed import SINGLE_RANK, RankLayout, barrier
-from vlm_pg.errors import CheckpointError, ModelError
-from vlm_pg.files import parse_json_line
+from vlm_pg.errors import CheckpointError, ConfigError, ModelError
+from vlm_pg.files import find_non_finite, parse_json_line
 from vlm_pg.models.loading import load_config
 from vlm_pg.models.lora import adapter_base
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.observe.run_folder import RunFolder, free_name
+from vlm_pg.observe.run_folder import Presence, RunFolder, free_name, refuse_no_run_folder
+from vlm_pg.observe.run_lock import LOCK, RunLock
 from vlm_pg.training import checkpoints
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.optimizer_states import Contents
 
-# torch writes its files in C++, which says of a full disk that a stream failed.
+# torch writes its files in C++, where a full disk is a failed stream.
 _WRITE_FAILED = re.compile(r"PytorchStreamWriter|iostream|unexpected pos|write", re.IGNORECASE)
 
 
 def save_checkpoint(folder: Path, step: int, policy: Policy, engine: Engine, state: dict[str, Any]) -> None:
-    """A transformers checkpoint with processor and optimizer state; called on every rank, committed by rank 0.
-
-    Of a model with a LoRA adapter transformers saves the adapter alone, in peft's format.
+    """A transformers checkpoint (of a LoRA adapter in peft's format) with processor and optimizer state; called on
+    every rank, committed by rank 0.
 
     Raises:
         CheckpointError: it could not be written; earlier ones are untouched.
@@ -69,9 +70,9 @@ def checkpoint_to_resume(
     refused: Mapping[Path, str] | None = None,
     ranks: RankLayout = SINGLE_RANK,
 ) -> Path | None:
-    """The checkpoint ``run.resume`` asks for, its files verified by rank 0; None to start anew.
+    """The checkpoint to resume from as ``run.resume`` says, its files verified by rank 0; None to start anew.
 
-    ``auto`` takes the newest one that is whole and says which newer ones are not.
+    ``auto`` takes the newest one that is whole and warns of newer ones that are not.
 
     Args:
         refused: checkpoints that could not be loaded, and why.
@@ -82,7 +83,7 @@ def checkpoint_to_resume(
     """
     if config.run.resume == "never":
         return None
-    choice = ranks.first_says(lambda: _choose(config, folder, warn, refused or {}))
+    choice = ranks.from_rank0(lambda: _choose(config, folder, warn, refused or {}))
     if isinstance(choice, str):
         raise CheckpointError(choice)
     return choice
@@ -91,7 +92,7 @@ def checkpoint_to_resume(
 def _choose(
     config: RunConfig, folder: Path, warn: Callable[[str], None], refused: Mapping[Path, str]
 ) -> Path | str | None:
-    """The checkpoint, None, or what is wrong with the one asked for."""
+    """The checkpoint, None, or an error message."""
     if config.run.resume == "auto":
         return _newest(config, folder, warn, refused)
     path = Path(config.run.resume)
@@ -106,58 +107,61 @@ def _choose(
             f"{path} is not a usable checkpoint: {problem}. Choose another one of its run, or run.resume=auto to go on "
             "from the newest complete one."
         )
-    return misfit(config, path) or path
+    return _mismatch(config, path) or path
 
 
 def _newest(
     config: RunConfig, folder: Path, warn: Callable[[str], None], refused: Mapping[Path, str]
 ) -> Path | str | None:
+    problems, run = [], folder.parent
     try:
         found = checkpoints.candidates(folder)
     except OSError as error:
-        return refusal(folder.parent, [f"{folder} cannot be read ({error.strerror or error})"])
-    problems = []
+        found, problems = [], [f"{folder} cannot be read ({error.strerror or error})"]
     for _, path in reversed(found):
         problem = refused.get(path) or _problem_with(path)
         if problem is None:
-            return misfit(config, path) or path
+            return _mismatch(config, path) or path
         problems.append(f"{path}: {problem}")
         if path not in refused:
             warn(f"{path} is passed over: {problem}")
-    reason = None if problems else why_no_new_start(folder.parent, config.training.checkpoint_every)
-    if reason is not None:
+    if not problems and (reason := _why_no_new_start(run, config.training.checkpoint_every)) is not None:
         problems.append(reason)
-    return refusal(folder.parent, problems) if problems else None
+    if not problems:
+        return None
+    listed = "".join(f"\n  {problem}" for problem in problems)
+    return (
+        f"{run} holds an earlier run that cannot be continued, and nothing in it was changed:{listed}\n"
+        "Bring one of its checkpoints back (or name one with run.resume=FOLDER), or begin again in another folder with "
+        f"run.dir={run}-2 run.resume=never. With run.resume=never alone this folder is moved aside first."
+    )
 
 
 def _problem_with(path: Path) -> str | None:
-    return checkpoints.problem_with(path, check_hashes=True) or _state_problem(path) or _optimizer_problem(path)
-
-
-def _optimizer_problem(path: Path) -> str | None:
+    """Why a run cannot resume from ``path``, its trainer state and optimizer states included; None if it can."""
+    if (problem := checkpoints.problem_with(path, check_hashes=True)) is not None:
+        return problem
+    name = checkpoints.STATE
+    try:
+        state = checkpoints.read_state(path)
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{name} cannot be read ({type(error).__name__})"
+    if not isinstance(state, dict):
+        return f"{name} holds no object"
+    bad = [key for key in ("step", "questions", "updates") if not _is_count(state.get(key, 0))]
+    bad += [key for key in ("tokens_computed", "tokens_repeated") if not _is_sum(state.get(key, 0.0))]
+    if "step" not in state or bad:
+        return f"{name} has no usable value of {', '.join(bad) or 'step'}"
+    seconds = state.get("seconds", {})
+    if not isinstance(seconds, dict) or not all(map(_is_sum, seconds.values())):
+        return f"{name} has no usable value of seconds"
+    if not isinstance(state.get("settings"), dict):
+        return f"{name} does not say the settings it was written under"
     try:
         Contents.read(path)
     except CheckpointError as error:
         return str(error)
     return None
-
-
-def _state_problem(path: Path) -> str | None:
-    """What is wrong with the trainer's state of a checkpoint whose files are those of its manifest."""
-    try:
-        state = checkpoints.read_state(path)
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{checkpoints.STATE} cannot be read ({type(error).__name__})"
-    if not isinstance(state, dict):
-        return f"{checkpoints.STATE} holds no object"
-    counts = [name for name in ("step", "questions", "updates") if not _is_count(state.get(name, 0))]
-    sums = [name for name in ("tokens_computed", "tokens_repeated") if not _is_sum(state.get(name, 0.0))]
-    seconds, settings = state.get("seconds", {}), state.get("settings")
-    if "step" not in state or counts or sums:
-        return f"{checkpoints.STATE} has no usable value of {', '.join([*counts, *sums]) or 'step'}"
-    if not isinstance(seconds, dict) or not all(map(_is_sum, seconds.values())):
-        return f"{checkpoints.STATE} has no usable value of seconds"
-    return None if isinstance(settings, dict) else f"{checkpoints.STATE} does not say the settings it was written under"
 
 
 def _is_count(value: Any) -> bool:
@@ -169,13 +173,10 @@ def _is_sum(value: Any) -> bool:
 
 
 def abandon_others(folder: Path, resumed: Path, step: int, warn: Callable[[str], None]) -> None:
-    """Move checkpoints aside, whole or not, whose branch is left by going on from ``resumed``, which is at ``step``.
-
-    Those are the later ones; all of them, where ``resumed`` itself lies elsewhere.
-    """
-    found = checkpoints.candidates(folder)
+    """Move checkpoints of another branch aside, whole or not: later ones than ``resumed``, which is at ``step``; all,
+    if ``resumed`` itself lies elsewhere."""
     elsewhere = resumed.resolve().parent != folder.resolve()
-    later = [path for number, path in found if elsewhere or number > step]
+    later = [path for number, path in checkpoints.candidates(folder) if elsewhere or number > step]
     if not later:
         return
     aside = free_name(folder / "abandoned", f"{datetime.now():%Y%m%d-%H%M%S}", "-")
@@ -197,17 +198,15 @@ def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = 
     return lines
 
 
-# What a checkpoint was written under that does not say: there was no choice then.
-UNSAID = {"model.positions": "transformers"}
-_LISTED = 4
-# Ids of tokens, limits that are none of the weights'.
+_MOST_LISTED = 4
+# Token ids, and limits that do not size weights.
 _NO_SIZE = re.compile(r"_id$|^max_|^chunk_size")
 
 
 def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
-    """Settings that decide what a checkpoint holds, and at which positions its weights were trained.
+    """Settings that determine a checkpoint's content and the positions its weights were trained at.
 
-    Resuming under others would lose or invent optimizer state, or change the model's input in the middle of a run.
+    Resuming under others would lose or invent optimizer state, or change the model's input within a run.
     """
     return {
         "model.dtype": config.model.dtype,
@@ -218,30 +217,27 @@ def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def misfit(config: RunConfig, path: Path) -> str | None:
-    """Why this run does not go on from the whole checkpoint in ``path``, in words; None if it can."""
-    then, now = UNSAID | checkpoints.read_state(path)["settings"], checkpoint_settings(config)
+def _mismatch(config: RunConfig, path: Path) -> str | None:
+    """Why this run cannot resume from the whole checkpoint in ``path``; None if it can."""
+    # Checkpoints without positions were written when transformers' rule was the only one.
+    then = {"model.positions": "transformers"} | checkpoints.read_state(path)["settings"]
+    now, settings = checkpoint_settings(config), config.model
     changed = ", ".join(f"{key}={now[key]} (it has {then.get(key)})" for key in now if now[key] != then.get(key))
     if changed:
         return (
             f"{path} cannot be continued with {changed}. Resume with the settings it was written under, or start a new "
             f"run with model.path={path}."
         )
-    return _other_model(config.model, path)
-
-
-def _other_model(settings: ModelSettings, path: Path) -> str | None:
     try:
-        of_checkpoint = _dimensions(path, settings)
-        of_run = _dimensions(settings.path, settings)
+        of_checkpoint, of_run = _dimensions(path, settings), _dimensions(settings.path, settings)
     except ModelError:  # loading it reports the fault
         return None
     names = [name for name in of_run if of_run[name] != of_checkpoint.get(name)]
     names.sort(key=lambda name: (not name.endswith("model_type"), name))
     if not names:
         return None
-    listed = ", ".join(f"{name} {of_checkpoint.get(name)} instead of {of_run[name]}" for name in names[:_LISTED])
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    listed = ", ".join(f"{name} {of_checkpoint.get(name)} instead of {of_run[name]}" for name in names[:_MOST_LISTED])
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
     return (
         f"{path} is of another model than model.path={settings.path}: it has {listed}{more}. Set model.path to the "
         f"model it was trained from, or resume from a checkpoint of {settings.path}."
@@ -249,7 +245,7 @@ def _other_model(settings: ModelSettings, path: Path) -> str | None:
 
 
 def _dimensions(path: str | Path, settings: ModelSettings) -> dict[str, Any]:
-    """What decides the number and the shapes of a model's weights, by dotted names of its configuration."""
+    """Settings that determine number and shapes of a model's weights, by dotted names of its configuration."""
     config = load_config(str(adapter_base(path) or path), settings)
     return dict(_whole_numbers(config.to_dict(), ""))
 
@@ -262,33 +258,33 @@ def _whole_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-# Beyond any run: a larger number stands in a damaged line.
+# Larger numbers come from damaged lines.
 MAX_STEP = 10**12
 
 
-def why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
+def _why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
     """Why a run without a checkpoint must not begin at step 1 in this folder; None if it may.
 
     Before the first checkpoint was due nothing is lost: the same steps are sampled again, alike. Afterwards there was
     one, which has been removed since.
 
     Args:
-        checkpoint_every: of this run; that of the folder's own configuration counts where it can be read.
+        checkpoint_every: of this run; that of the folder's own configuration takes precedence.
     """
     folder = RunFolder(run)
     try:
-        last = last_step(folder.metrics)
+        last = _last_step(folder.metrics)
         has_rollouts = folder.rollouts.is_file() and folder.rollouts.stat().st_size > 0
-        finished = _mapping(folder.summary).get("finished") is True
-        every = _mapping(folder.config, "training").get("checkpoint_every")
-        came_from = _mapping(folder.config, "run").get("resume")
+        finished = _read_mapping(folder.summary).get("finished") is True
+        every = _read_mapping(folder.config, "training").get("checkpoint_every")
+        resumed = _read_mapping(folder.config, "run").get("resume")
     except OSError as error:
         return f"{error.filename or run} cannot be read ({error.strerror or error})"
     every = every if type(every) is int else checkpoint_every
-    if last and isinstance(came_from, str) and came_from not in ("never", "auto"):
+    if last and isinstance(resumed, str) and resumed not in ("never", "auto"):
         return (
-            f"{folder.config} says that the run went on from {came_from}, and it has no checkpoint of its own yet: "
-            f"name that one again, run.resume={came_from}"
+            f"{folder.config} says that the run went on from {resumed}, and it has no checkpoint of its own yet: "
+            f"name that one again, run.resume={resumed}"
         )
     if finished:
         return f"{folder.summary} says that the run is finished, but there is no checkpoint in {folder.checkpoints}"
@@ -302,7 +298,7 @@ def why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
     return None
 
 
-def last_step(metrics: Path) -> int | None:
+def _last_step(metrics: Path) -> int | None:
     """The largest step in the file; damaged lines count as one step each. None for no file and no line."""
     if not metrics.is_file():
         return None
@@ -316,29 +312,18 @@ def last_step(metrics: Path) -> int | None:
     return max(largest, lines) if lines else None
 
 
-def refusal(run: Path, reasons: Sequence[str]) -> str:
-    """The message of a run that stops because it could only erase what is there."""
-    listed = "".join(f"\n  {reason}" for reason in reasons)
-    return (
-        f"{run} holds an earlier run that cannot be continued, and nothing in it was changed:{listed}\n"
-        "Bring one of its checkpoints back (or name one with run.resume=FOLDER), or begin again in another folder with "
-        f"run.dir={run}-2 run.resume=never. With run.resume=never alone this folder is moved aside first."
-    )
+def archive_logs(run: Path) -> list[Path]:
+    """Rename logs of steps that are sampled again; their new paths."""
+    folder, stamp = RunFolder(run), f"{datetime.now():%Y%m%d-%H%M%S}"
+    return [
+        path.rename(path.with_name(f"{path.name}.begun-again-{stamp}"))
+        for path in (folder.metrics, folder.rollouts)
+        if path.is_file() and path.stat().st_size
+    ]
 
 
-def set_aside(run: Path) -> list[Path]:
-    """Move logs of steps that are sampled again out of the way; their new places."""
-    folder = RunFolder(run)
-    stamp = f"{datetime.now():%Y%m%d-%H%M%S}"
-    moved = []
-    for path in (folder.metrics, folder.rollouts):
-        if path.is_file() and path.stat().st_size:
-            moved.append(path.rename(path.with_name(f"{path.name}.begun-again-{stamp}")))
-    return moved
-
-
-def _mapping(path: Path, *keys: str) -> dict[str, Any]:
-    """What a YAML or JSON file holds under ``keys``; empty for what is absent, damaged or no mapping."""
+def _read_mapping(path: Path, *keys: str) -> dict[str, Any]:
+    """The mapping of a YAML or JSON file under ``keys``; empty if absent, damaged or no mapping."""
     if not path.is_file():
         return {}
     text = path.read_bytes()
@@ -349,3 +334,144 @@ def _mapping(path: Path, *keys: str) -> dict[str, Any]:
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
+
+
+class OpenFolder:
+    """Lock and preparation of a run's folder. Rank 0 locks and writes; methods are called on every rank.
+
+    Args:
+        stack: releases the lock when it ends.
+
+    Raises:
+        ConfigError: another run works there or has begun to, or the path holds something that is not a run.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: RankLayout,
+        stack: ExitStack,
+        info: Callable[[str], None] = print,
+        warn: Callable[[str], None] = print,
+    ):
+        self._config, self._ranks, self._stack, self._info, self._warn = config, ranks, stack, info, warn
+        self.path = Path(config.run.dir)
+        self._lock: RunLock | None = None
+        # Hold the run lock before resuming or archiving the folder.
+        self._checked_on_rank0(self._lock_existing)
+
+    def _checked_on_rank0(self, lock: Callable[[], str | None]) -> None:
+        def problem() -> str | None:
+            try:
+                return lock()
+            except (ConfigError, OSError) as error:
+                return str(error)
+
+        if (found := self._ranks.from_rank0(problem)) is not None:
+            raise ConfigError(found)
+
+    def _lock_existing(self) -> str | None:
+        refuse_no_run_folder(self.path)
+        if self.path.is_dir():
+            self._take_lock()
+        return None
+
+    def _lock_new(self) -> str | None:
+        """Another run may have begun in the folder while this one's model was loaded."""
+        if self._lock is not None or not self.path.is_dir():
+            return None
+        self._take_lock()
+        if self._config.run.resume != "never" and any(entry.name != LOCK for entry in self.path.iterdir()):
+            return (
+                f"Another run has worked in run.dir '{self.path}' while this one was starting. Start again to go on "
+                "from its checkpoints, or choose another run.dir."
+            )
+        return None
+
+    def _take_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = RunLock.take(self.path, self._warn)
+        self._stack.callback(self._lock.release)
+
+    def open(self, from_step_1: bool) -> tuple[RunFolder, Presence | None]:
+        """Prepare the folder and write the configuration into it.
+
+        Args:
+            from_step_1: logs of an earlier start are archived.
+
+        Returns:
+            The folder, and on rank 0 the check that it still exists.
+        """
+        folder, presence = RunFolder(self.path), None
+        self._checked_on_rank0(self._lock_new)
+        if self._ranks.is_rank0:
+            resuming = self._config.run.resume != "never"
+            before = self._settings_before(folder) if resuming else None
+            folder = RunFolder.create(self.path, resume=resuming, announce=self._info)
+            if self._lock is None or not resuming:
+                self._take_lock()
+            for moved in archive_logs(self.path) if from_step_1 else ():
+                self._warn(
+                    f"no checkpoint of the run in {self.path} was finished, so it begins at step 1 again; what it had "
+                    f"logged is now {moved}"
+                )
+            text = dump_config(self._config)
+            for line in changed_settings(before, yaml.safe_load(text)) if before else ():
+                if not line.startswith("run.resume:"):
+                    self._warn(f"setting changed since the run began: {line}")
+            folder.write_config(text)
+            presence = Presence(self.path)
+        barrier()
+        return folder, presence
+
+    def _settings_before(self, folder: RunFolder) -> dict[str, Any] | None:
+        """The run's settings when it was last started; a damaged file is moved aside."""
+        if not folder.config.is_file():
+            return None
+        try:
+            before = yaml.safe_load(folder.config.read_bytes())
+        except (ValueError, RecursionError, yaml.YAMLError):
+            before = None
+        if isinstance(before, dict):
+            return before
+        moved = folder.config.rename(folder.config.with_name(f"{folder.config.name}.damaged"))
+        self._warn(
+            f"{folder.config} is damaged, so it cannot be said which settings have changed since the run began; it is "
+            f"now {moved}"
+        )
+        return None
+
+
+class RunSummary:
+    """The growing ``values`` of summary.json; rank 0 writes them."""
+
+    def __init__(self, folder: RunFolder, ranks: RankLayout, resumed: bool, warn: Callable[[str], None] = print):
+        """Empty for a new run; a resumed run keeps its evaluation before training, if the file can be read."""
+        self._folder, self._ranks = folder, ranks
+        self.values: dict[str, Any] = {}
+        self.was_finished = False
+        if not resumed or not folder.summary.is_file():
+            return
+        try:
+            earlier = json.loads(folder.summary.read_bytes())
+        except FileNotFoundError:  # another rank has just moved a damaged one
+            return
+        except (ValueError, RecursionError):
+            earlier = None
+        evaluated = earlier.get("eval_before", {}) if isinstance(earlier, dict) else None
+        if not isinstance(evaluated, dict) or find_non_finite(evaluated) is not None:
+            if ranks.is_rank0:
+                moved = folder.summary.rename(folder.summary.with_name(f"{folder.summary.name}.damaged"))
+                warn(f"{folder.summary} is damaged: an evaluation before training is lost; moved it to {moved}")
+            return
+        if "eval_before" in earlier:
+            self.values["eval_before"] = evaluated
+        self.was_finished = earlier.get("finished") is True
+
+    def write(self, **values: Any) -> None:
+        """Add entries and write the file."""
+        self.values.update(values)
+        self.values.setdefault("finished", False)
+        if self._ranks.is_rank0:
+            self._folder.write_summary(self.values)

@@ -34,7 +34,7 @@ class TrainingSettings(Settings):
     )
     balance: bool = Field(
         True,
-        description="With several data ranks: rollouts are dealt anew before an update, so that all ranks have equal "
+        description="With several data ranks: rollouts are reassigned before an update, so that all ranks have equal "
         "work by estimate, and the frames of a tower that trains are divided over all processes. False: each rank "
         "encodes and trains on what it sampled.",
     )

@@ -1,20 +1,23 @@
-"""What a run is put together from: processes, engine, reference; and what cannot be run is refused."""
+"""Parts of a run: processes, engine, samplers, memory, its first lines of output; and early checks."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import vlm_pg
 from vlm_pg.algorithms.own import load_estimator, load_loss
-from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import RankLayout, join_ranks, launched_world_size, min_over_ranks
-from vlm_pg.errors import ConfigError
+from vlm_pg.distributed import RankLayout, gather_objects, join_ranks, launched_world_size, min_over_ranks
+from vlm_pg.errors import ConfigError, printable
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import DTYPES
@@ -22,18 +25,18 @@ from vlm_pg.models.logits import logits_fault
 from vlm_pg.models.memory_choice import Decision, Need, decide
 from vlm_pg.models.memory_sizes import LanguageShape, LanguageSizes, TowerShape, TowerSizes
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.settings import LoraSettings, Part
+from vlm_pg.models.settings import Part
 from vlm_pg.models.weights import is_quantized, num_elements
 from vlm_pg.observe.trackers import refuse_missing
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.graphs import decoding_line
 from vlm_pg.rollout.ragged import reusable_bytes
-from vlm_pg.training.engines import Engine, TorchEngine
-from vlm_pg.training.rates import trained_weights
+from vlm_pg.training.engines import Engine, TorchEngine, trained_weights
 from vlm_pg.training.settings import LEARNING_RATE, LORA_LEARNING_RATE
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.types import Sample
+from vlm_pg.versions import versions
 
 
 def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int, mixture: str = "") -> list[str]:
@@ -41,18 +44,21 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
     total = sum(map(num_elements, policy.model.parameters()))
     trained = sum(num_elements(p) for p in policy.model.parameters() if p.requires_grad)
     decodes_on_gpu = config.rollout.engine == "in_process" and policy.device.type == "cuda"
+    algorithm = config.algorithm
+    base = "default" if algorithm.preset is None else "preset"
+    changed = [f"{k}={value} ({base}: {was})" for k, (value, was) in algorithm.differences_from_preset.items()]
     return [
         f"model: {config.model.path}, {total:,} parameters, {trained:,} trained, "
         f"{config.model.dtype} on {policy.device}, {engine.ranks.world_size} process(es), engine {engine.description}",
-        f"parts: {', '.join(_of_part(part, config, policy, engine) for part in policy.family.parts)}",
+        f"parts: {', '.join(_part_line(part, config, policy, engine) for part in policy.family.parts)}",
         f"attention kernel: {policy.kernel.name}, grouped over shared prefixes "
         f"(checked against plain softmax: largest relative difference {policy.kernel_error:.0e})",
         *([decoding_line(policy, config.rollout)] if decodes_on_gpu else []),
-        *([f"GPU memory: {_allocator()}"] if policy.device.type == "cuda" else []),
+        *([f"GPU memory: {allocator_line()}"] if policy.device.type == "cuda" else []),
         f"positions: {policy.family.describe_positions(config.model.positions)}",
         *policy.family.notes,
-        *_of_ranks(config, policy, engine.ranks),
-        f"algorithm: {describe_algorithm(config.algorithm)}",
+        *_rank_lines(config, policy, engine.ranks),
+        f"algorithm: {', '.join([algorithm.preset or 'GRPO, token mean', *changed])}",
         *([line] if (line := liger_line(policy.model)) else []),
         *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
@@ -60,7 +66,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
     ]
 
 
-def _allocator() -> str:
+def allocator_line() -> str:
     """The settings of torch's allocator."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     return ", ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ) or "torch's own settings"
@@ -82,30 +88,24 @@ def low_lora_rate(config: RunConfig) -> str | None:
     )
 
 
-def _of_part(part: Part, config: RunConfig, policy: Policy, engine: Engine) -> str:
+def _part_line(part: Part, config: RunConfig, policy: Policy, engine: Engine) -> str:
     rates = engine.rates.of_parts(config.training.learning_rate)
     if part not in rates:
         return f"{part} frozen"
     weights = sum(num_elements(p) for name, p in trained_weights(policy) if policy.family.part_of(name) == part)
-    lora = config.model.lora
-    what = f"{weights:,} weights" if lora is None else _adapter(lora, policy)
-    return f"{part} trained ({what}, peak learning rate {rates[part]:g})"
+    lora, trained = config.model.lora, f"{weights:,} weights"
+    if lora is not None:
+        trained = f"LoRA adapter of rank {lora.rank}"
+        if lora.quantize is not None:
+            named = policy.model.named_parameters()
+            base = [p for n, p in named if policy.family.part_of(n) == "language" and ".lora_" not in n]
+            small, total = sum(num_elements(p) for p in base if is_quantized(p)), sum(map(num_elements, base))
+            trained += f", {small:,} of {total:,} weights in {lora.quantize}"
+    return f"{part} trained ({trained}, peak learning rate {rates[part]:g})"
 
 
-def _adapter(lora: LoraSettings, policy: Policy) -> str:
-    if lora.quantize is None:
-        return f"LoRA adapter of rank {lora.rank}"
-    named = policy.model.named_parameters()
-    of_part = [(n, p) for n, p in named if policy.family.part_of(n) == "language" and ".lora_" not in n]
-    small, total = (
-        sum(num_elements(p) for n, p in of_part if is_quantized(p)),
-        sum(num_elements(p) for _, p in of_part),
-    )
-    return f"LoRA adapter of rank {lora.rank}, {small:,} of {total:,} weights in {lora.quantize}"
-
-
-def _of_ranks(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[str]:
-    """How several processes share the work."""
+def _rank_lines(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[str]:
+    """Division of work over several processes."""
     lines = []
     if ranks.sequence_size > 1:
         lines.append(
@@ -120,16 +120,9 @@ def _of_ranks(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[str]
         why = [reason for reason, holds in reasons.items() if holds]
         stays = f"rollouts stay with the rank that sampled them ({', '.join(why)})"
         frames = ", frames of the tower in equal parts" if policy.vision.trains else ""
-        dealt = f"rollouts are dealt over data ranks by their estimated cost{frames}"
-        lines.append(f"balance: {stays if why else dealt}")
+        balanced = f"rollouts are balanced over data ranks by their estimated cost{frames}"
+        lines.append(f"balance: {stays if why else balanced}")
     return lines
-
-
-def describe_algorithm(algorithm: AlgorithmSettings) -> str:
-    """The preset, or the defaults, and every value that was set otherwise."""
-    whose = "default" if algorithm.preset is None else "preset"
-    changed = [f"{k}={value} ({whose}: {was})" for k, (value, was) in algorithm.differences_from_preset.items()]
-    return ", ".join([algorithm.preset or "GRPO, token mean", *changed])
 
 
 def connect(config: RunConfig) -> None:
@@ -143,7 +136,7 @@ def connect(config: RunConfig) -> None:
 
 
 def refuse_at_once(config: RunConfig) -> None:
-    """What needs no model to be refused. Ranks have met before, so that one of them alone can say it to all."""
+    """Checks that need no model. Ranks are connected, so an error of one reaches all."""
     if not config.data.train_sets:
         raise ConfigError("data.train is not set. Training needs a file of prepared records. Set data.train=PATH.")
     refuse_missing(config.observe.trackers)
@@ -155,10 +148,10 @@ def refuse_at_once(config: RunConfig) -> None:
 
 
 def check_step_size(config: RunConfig, usable: int, bad: int, warn: Callable[[str], None]) -> None:
-    """A step asks no question twice, so that one of fewer questions than it should have is a smaller batch.
+    """A step has no question twice, so with too few questions it is a smaller batch.
 
     Args:
-        usable, bad: how many records a run asks for, and how many could not be read.
+        usable, bad: number of records that the run uses, and that could not be read.
         warn: called where bad records are the cause.
 
     Raises:
@@ -179,7 +172,7 @@ def check_step_size(config: RunConfig, usable: int, bad: int, warn: Callable[[st
 
 
 def layout_of(config: RunConfig) -> RankLayout:
-    """Where this process stands among those that are connected."""
+    """Position of this process among those that are connected."""
     size = config.training.sequence_parallel
     try:
         return RankLayout.here(size)
@@ -193,20 +186,12 @@ def layout_of(config: RunConfig) -> RankLayout:
 
 
 def reading(config: RunConfig) -> AbstractContextManager[None]:
-    """Around reading the policy's weights: ZeRO-3 divides them over the ranks meanwhile."""
+    """Context of reading the policy's weights: ZeRO-3 shards them meanwhile."""
     if config.training.engine == "torch":
         return nullcontext()
-    from vlm_pg.training.deepspeed_engine import scattered_reading
+    from vlm_pg.training.deepspeed_engine import sharded_loading
 
-    return scattered_reading(config.training, DTYPES[config.model.dtype])
-
-
-def refuse_fewer_steps(config: RunConfig, step: int) -> None:
-    if step > config.training.steps:
-        raise ConfigError(
-            f"The checkpoint to resume from is at step {step}, but training.steps is {config.training.steps}. Set "
-            f"training.steps={step} or more, or resume from an earlier checkpoint."
-        )
+    return sharded_loading(config.training, DTYPES[config.model.dtype])
 
 
 def refuse_inputs_inside(run_dir: Path, config: RunConfig) -> None:
@@ -223,15 +208,6 @@ def refuse_inputs_inside(run_dir: Path, config: RunConfig) -> None:
             )
 
 
-def refuse_nothing_to_train(config: RunConfig, policy: Policy) -> None:
-    """An adapter that was loaded without settings of its own is frozen, and so is the model around it."""
-    if not any(parameter.requires_grad for parameter in policy.model.parameters()):
-        raise ConfigError(
-            f"{config.model.path} is an adapter and model.lora is not set, so that nothing would train. Set model.lora "
-            "to the settings the adapter was trained with."
-        )
-
-
 def make_engine(config: RunConfig, policy: Policy, ranks: RankLayout) -> Engine:
     if config.training.engine == "torch":
         return TorchEngine(policy, config.training, ranks)
@@ -240,20 +216,14 @@ def make_engine(config: RunConfig, policy: Policy, ranks: RankLayout) -> Engine:
     return DeepSpeedEngine(policy, config.training, ranks, config.rollout.gather)
 
 
-# fp32 numbers a trained weight: AdamW's two moments.
-_MOMENTS = 2
-# Copies of a chunk of fp32 logits at a time; more where entropies go back, too.
-_LOGITS_COPIES, _LOGITS_COPIES_OF_ENTROPIES = 3, 6
-
-
 def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: RankLayout) -> Decision:
-    """Decide on what ``config.model`` leaves to the run, the same on all ranks, and let the models use it.
+    """Resolve the ``auto`` of ``config.model``, the same on all ranks, and apply it to the models.
 
     Args:
-        reference: what a KL term measures from; it runs in the same tiles and pieces.
+        reference: reference policy of a KL term; it runs in the same tiles and pieces.
     """
     device = policy.device
-    free = free_bytes(device) - later_allocations(config, policy.model)
+    free = free_bytes(device) - _later_allocations(config, policy.model)
     if config.rollout.engine == "in_process" and config.rollout.cuda_graphs:
         free -= reusable_bytes(device)
     free = int(min_over_ranks({"free": float(max(0, free))}, device)["free"])
@@ -264,19 +234,19 @@ def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: Rank
     return decision
 
 
-def later_allocations(config: RunConfig, model: torch.nn.Module) -> int:
-    """Bytes allocated after the engine is made and held for the rest of the run: gradients, the moments that AdamW
-    makes in its first step (DeepSpeed makes them at once), and one chunk of logits."""
+def _later_allocations(config: RunConfig, model: torch.nn.Module) -> int:
+    """Bytes allocated after the engine is made and held for the rest of the run: gradients, AdamW's two fp32 moments,
+    which it makes in its first step (DeepSpeed makes them at once), and one chunk of logits."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     numbers = sum(parameter.numel() for parameter in trained)
     gradients = sum(parameter.numel() * parameter.element_size() for parameter in trained)
-    copies = _LOGITS_COPIES_OF_ENTROPIES if config.algorithm.entropy_coef else _LOGITS_COPIES
-    # Where auto makes chunks larger, a layer's backward takes more, which is counted with the stream.
-    logits = copies * config.model.least_logits_bytes
+    # fp32 copies of a chunk of logits at a time; more with gradients of entropies. Where auto makes chunks larger, a
+    # layer's backward takes more, which is counted with the stream.
+    logits = (6 if config.algorithm.entropy_coef else 3) * config.model.least_logits_bytes
     if config.training.engine == "deepspeed":
         return gradients + logits
     masters = 4 * numbers if config.model.dtype != "fp32" else 0
-    return gradients + masters + _MOMENTS * 4 * numbers + logits
+    return gradients + masters + 2 * 4 * numbers + logits
 
 
 def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Need:
@@ -311,13 +281,13 @@ def make_sampler(
     stop: StopRequest,
     warn: Callable[[str], None],
 ) -> Sampler:
-    """What ``rollout.engine`` names; a server is asked what it is at once.
+    """The sampler of ``rollout.engine``; a server is identified at once.
 
     Raises:
         ConfigError: the packages of the server engine are not installed.
     """
     if config.rollout.engine == "in_process":
-        return RolloutEngine(policy, config.rollout, config.run.seed, stop.between_tokens, lambda: stop.asked)
+        return RolloutEngine(policy, config.rollout, config.run.seed, stop.between_tokens, lambda: stop.requested)
     try:
         from vlm_pg.rollout.server.engine import ServerEngine
         from vlm_pg.rollout.server.messages import ChatMessages
@@ -339,3 +309,110 @@ def make_control_sampler(config: RunConfig, policy: Policy, should_stop: Callabl
     half = max(1, config.rollout.num_generations // 2)
     settings = config.rollout.model_copy(update={"num_generations": half})
     return RolloutEngine(policy, settings, config.run.seed, should_stop)
+
+
+# Settings that may differ between hosts, with all keys inside; of the DeepSpeed file the content counts.
+OF_A_HOST = frozenset(
+    ("data.media_root", "media.workers", "rollout.server.url", "training.torch_threads", "training.deepspeed_config")
+)
+SHOWN, VALUE_CHARACTERS = 12, 120
+NOT_SET, UNREADABLE = "not set", "not readable"
+
+
+def refuse_differences(config: RunConfig) -> None:
+    """A collective: all ranks raise, or none.
+
+    Raises:
+        ConfigError: settings, versions, vlm_pg's sources or user code differ between ranks.
+    """
+    facts = run_facts(config)
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    if len(set(gather_objects(digest))) == 1:
+        return
+    everywhere = gather_objects((socket.gethostname(), facts))
+    hosts, of_ranks = [host for host, _ in everywhere], [facts for _, facts in everywhere]
+    raise ConfigError(
+        "The processes of this run were not started alike:\n  "
+        + "\n  ".join(differences(hosts, of_ranks))
+        + "\nAll of them need the same settings and versions. Start them with one configuration, and install the same "
+        "packages everywhere."
+    )
+
+
+def run_facts(config: RunConfig) -> dict[str, str]:
+    """Everything that must be the same on all ranks, by name."""
+    facts = {f"version of {name}": found for name, found in versions().items()}
+    sources, folder = hashlib.sha256(), Path(vlm_pg.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        sources.update(f"{path.relative_to(folder)}\0{_digest_of_file(path)}\0".encode())
+    facts["source files of vlm_pg"] = sources.hexdigest()[:16]
+    settings = dict(_flat(config.model_dump(mode="json")))
+    for key, value in settings.items():
+        if not any(key == own or key.startswith(f"{own}.") for own in OF_A_HOST):
+            facts[key] = json.dumps(value)
+    if config.training.deepspeed_config is not None:
+        facts |= _deepspeed_facts(Path(config.training.deepspeed_config))
+    functions = [config.algorithm.loss, config.algorithm.advantages, *(one.function for one in config.reward.functions)]
+    for name in functions:
+        file = name.rpartition(":")[0]
+        if file.endswith(".py"):
+            facts[f"content of {file}"] = _digest_of_file(Path(file).expanduser())
+    return facts
+
+
+def differences(hosts: Sequence[str], of_ranks: Sequence[Mapping[str, str]]) -> list[str]:
+    """A line for each name with differing values, with the ranks of each value.
+
+    Args:
+        hosts: of each rank.
+        of_ranks: ``run_facts`` of each rank.
+    """
+    lines = []
+    for name in sorted(set().union(*of_ranks)):
+        ranks_by_value: dict[str, list[int]] = {}
+        for rank, facts in enumerate(of_ranks):
+            ranks_by_value.setdefault(facts.get(name, NOT_SET), []).append(rank)
+        if len(ranks_by_value) > 1:
+            values = [f"{printable(v, VALUE_CHARACTERS)} on {_named(r, hosts)}" for v, r in ranks_by_value.items()]
+            lines.append(f"{name}: {', '.join(values)}")
+    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more"]
+
+
+def _named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """As "ranks 0 to 7 and 12 (node-1, node-2)"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    spans = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    of_hosts = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
+    return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(spans)} ({printable(of_hosts, VALUE_CHARACTERS)})"
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _deepspeed_facts(path: Path) -> dict[str, str]:
+    """The file's content, by key; each rank reports a faulty file later."""
+    name = "training.deepspeed_config"
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        return {name: UNREADABLE}
+    return {f"{name}, {key}": json.dumps(value) for key, value in _flat(content)}
+
+
+def _digest_of_file(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return UNREADABLE

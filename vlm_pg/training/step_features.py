@@ -62,7 +62,7 @@ class StepFeatures:
             outputs = policy.vision.encode(prompts, trains, keep_graph=True, sequence=sequence)
         # Groups with the same media share one output, so they share one leaf.
         self._cuts: dict[int, _Cut] = {}
-        self._away: _Away | None = None
+        self._remote: _Remote | None = None
         self._connected: dict[int, torch.Tensor] = {}
         if trains:
             outputs = [self._cut(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
@@ -90,8 +90,8 @@ class StepFeatures:
         zero = self._zero if cuts or self._zero is not None else self._policy.idle_vision_loss()
         if zero is not None:
             cuts.append(_Cut(zero, torch.zeros_like(zero), ""))
-        leaves = [cut.leaf for cut in cuts] + list(self._away.leaves.values() if self._away else ())
-        zero, *tensors = _JoinLeaves.apply(cuts, self._away, *(cut.output for cut in cuts))
+        leaves = [cut.leaf for cut in cuts] + list(self._remote.leaves.values() if self._remote else ())
+        zero, *tensors = _JoinLeaves.apply(cuts, self._remote, *(cut.output for cut in cuts))
         self._connected = {id(leaf): tensor for leaf, tensor in zip(leaves, tensors, strict=True)}
         return zero
 
@@ -101,18 +101,18 @@ class StepFeatures:
             return features
         return replace(features, features=self._connected[id(features.features)], carries_graph=True)
 
-    def deal(self, prompts: Sequence[Prompt], route: FeatureRoute) -> list[Prompt]:
-        """Prompts whose media were encoded here or come by ``route``, with their features. A collective.
+    def exchanged(self, prompts: Sequence[Prompt], exchange: FeatureExchange) -> list[Prompt]:
+        """Prompts whose media were encoded here or arrive by ``exchange``, with their features. A collective.
 
-        The gradient of what came returns to where it was made, as part of the last pass's backward.
+        Gradients of what arrived return to where it was encoded, in the last pass's backward.
         """
         vision = self._policy.vision
         made = {p.content_key: p.features for p in self.prompts if p.features and p.features.features is not None}
         tensors = {key: item.features for key, item in made.items() if item.features is not None}
-        arrived = route.carry(tensors, self._policy.device)
-        leaves = {key: tensor.requires_grad_(vision.trains) for key, tensor in arrived.features.items()}
+        arrived, empty = exchange.send(tensors, self._policy.device)
+        leaves = {key: tensor.requires_grad_(vision.trains) for key, tensor in arrived.items()}
         made |= {key: VisualFeatures(leaf, vision.version, carries_graph=False) for key, leaf in leaves.items()}
-        self._away = _Away(route, leaves, arrived.nothing)
+        self._remote = _Remote(exchange, leaves, empty)
         nothing = VisualFeatures(None, vision.version, carries_graph=False)
         return [
             replace(prompt, features=nothing if prompt.pixel_values is None else made[prompt.content_key])
@@ -121,12 +121,12 @@ class StepFeatures:
 
 
 @dataclass(frozen=True)
-class _Away:
-    """``leaves``: of what other data ranks made, by the key of its media; ``nothing`` as in ``Arrived``."""
+class _Remote:
+    """``leaves``: of what other data ranks encoded, by media key; ``empty`` as in ``FeatureExchange.send``."""
 
-    route: FeatureRoute
+    exchange: FeatureExchange
     leaves: Mapping[str, torch.Tensor]
-    nothing: torch.Tensor
+    empty: torch.Tensor
 
 
 class _JoinLeaves(torch.autograd.Function):
@@ -138,22 +138,24 @@ class _JoinLeaves(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, cuts: Sequence[_Cut], away: _Away | None, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.cuts, ctx.away = cuts, away
+    def forward(
+        ctx: Any, cuts: Sequence[_Cut], remote: _Remote | None, *outputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.cuts, ctx.remote = cuts, remote
         ctx.set_materialize_grads(False)
         zero = torch.zeros((), device=outputs[0].device)
-        arrived = [] if away is None else [leaf.detach() for leaf in away.leaves.values()]
+        arrived = [] if remote is None else [leaf.detach() for leaf in remote.leaves.values()]
         return zero, *(output.view_as(output) for output in outputs), *arrived
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        cuts, away = ctx.cuts, ctx.away
+        cuts, remote = ctx.cuts, ctx.remote
         own, of_arrived = grad_outputs[1 : 1 + len(cuts)], grad_outputs[1 + len(cuts) :]
         returned: Mapping[str, torch.Tensor] = {}
-        if away is not None:
-            arrived = zip(away.leaves.items(), of_arrived, strict=True)
+        if remote is not None:
+            arrived = zip(remote.leaves.items(), of_arrived, strict=True)
             owed = {key: _owed(leaf, gradient) for (key, leaf), gradient in arrived}
-            returned = away.route.bring_back(owed, away.nothing)
+            returned = remote.exchange.return_gradients(owed, remote.empty)
         results = [
             _owed(cut.leaf, gradient, returned.get(cut.media_key)) for cut, gradient in zip(cuts, own, strict=True)
         ]
@@ -173,8 +175,8 @@ def _owed(leaf: torch.Tensor, *gradients: torch.Tensor | None) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Passage:
-    """One prompt's features on their way between data ranks: ``rows`` of them, by the key of their media."""
+class FeatureTransfer:
+    """``rows`` features of the media ``media_key``, sent from one data rank to another."""
 
     media_key: str
     rows: int
@@ -182,80 +184,74 @@ class Passage:
     destination: int
 
 
-@dataclass(frozen=True)
-class Arrived:
-    """``features``: [rows, ...] by the key of their media. ``nothing``: no rows, of the same kind."""
-
-    features: Mapping[str, torch.Tensor]
-    nothing: torch.Tensor
-
-
-class FeatureRoute:
-    """Which process sends which features to which process; the same passages on every rank.
+class FeatureExchange:
+    """Features between data ranks; the same transfers on every rank.
 
     All sequence ranks of a data rank hold all its features, and all of another one need what it gets. So each sends to
-    the same sequence rank there, and gets that one's gradient: their sum is the gradient of the passes there.
+    the same sequence rank there and gets its gradient: the sum of these is the gradient of the passes there.
     """
 
-    def __init__(self, ranks: RankLayout, passages: Iterable[Passage]):
-        ordered = sorted(set(passages), key=lambda p: (p.origin, p.destination, p.media_key))
+    def __init__(self, ranks: RankLayout, transfers: Iterable[FeatureTransfer]):
+        ordered = sorted(set(transfers), key=lambda p: (p.origin, p.destination, p.media_key))
         self.is_empty = not ordered
         # Of each process, in the order in which rows are sent.
-        self._sends: list[list[Passage]] = [[] for _ in range(ranks.world_size)]
-        self._receives: list[list[Passage]] = [[] for _ in range(ranks.world_size)]
-        for passage in ordered:
+        self._sends: list[list[FeatureTransfer]] = [[] for _ in range(ranks.world_size)]
+        self._receives: list[list[FeatureTransfer]] = [[] for _ in range(ranks.world_size)]
+        for transfer in ordered:
             for mine, other, of_processes in (
-                (passage.origin, passage.destination, self._sends),
-                (passage.destination, passage.origin, self._receives),
+                (transfer.origin, transfer.destination, self._sends),
+                (transfer.destination, transfer.origin, self._receives),
             ):
                 if mine == ranks.data_rank:
-                    of_processes[other * ranks.sequence_size + ranks.sequence_rank].append(passage)
+                    of_processes[other * ranks.sequence_size + ranks.sequence_rank].append(transfer)
 
     @torch.no_grad()
-    def carry(self, features: Mapping[str, torch.Tensor], device: torch.device) -> Arrived:
-        """What other data ranks made. A collective.
+    def send(
+        self, features: Mapping[str, torch.Tensor], device: torch.device
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """What other data ranks encoded, [rows, ...] by media key, and a tensor of no rows of that kind. A collective.
 
         Args:
-            features: what was made here, [rows, ...] by the key of its media.
+            features: what was encoded here, [rows, ...] by media key.
         """
         if self.is_empty:
-            return Arrived({}, torch.empty(0))
-        sent = [features[passage.media_key] for of_process in self._sends for passage in of_process]
+            return {}, torch.empty(0)
+        sent = [features[transfer.media_key] for of_process in self._sends for transfer in of_process]
         # A rank that sends nothing does not know dtype and shape of the others' rows.
         kinds = gather_objects((tuple(sent[0].shape[1:]), sent[0].dtype) if sent else None)
         shape, dtype = next(kind for kind in kinds if kind is not None)
-        nothing = torch.empty((0, *shape), dtype=dtype, device=device)
-        found = _exchanged(nothing, sent, self._sends, self._receives)
-        return Arrived({passage.media_key: rows.clone() for passage, rows in found}, nothing)
+        empty = torch.empty((0, *shape), dtype=dtype, device=device)
+        found = _exchanged(empty, sent, self._sends, self._receives)
+        return {transfer.media_key: rows.clone() for transfer, rows in found}, empty
 
     @torch.no_grad()
-    def bring_back(self, gradients: Mapping[str, torch.Tensor], nothing: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What other data ranks' passes add to the gradients of features made here, in fp32. A collective.
+    def return_gradients(self, gradients: Mapping[str, torch.Tensor], empty: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Gradients that other data ranks add to features encoded here, in fp32. A collective.
 
         Args:
             gradients: of everything that arrived.
-            nothing: as it arrived with it.
+            empty: as ``send`` returned it.
         """
         sums: dict[str, torch.Tensor] = {}
         if self.is_empty:
             return sums
-        sent = [gradients[passage.media_key] for of_process in self._receives for passage in of_process]
-        for passage, rows in _exchanged(nothing, sent, self._receives, self._sends):
-            known = sums.get(passage.media_key)
+        sent = [gradients[transfer.media_key] for of_process in self._receives for transfer in of_process]
+        for transfer, rows in _exchanged(empty, sent, self._receives, self._sends):
+            known = sums.get(transfer.media_key)
             # bf16 has 8 bits of mantissa, and there may be many destinations.
             wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-            sums[passage.media_key] = wide if known is None else known + wide
+            sums[transfer.media_key] = wide if known is None else known + wide
         return sums
 
 
 def _exchanged(
-    nothing: torch.Tensor,
+    empty: torch.Tensor,
     sent: Sequence[torch.Tensor],
-    sends: Sequence[Sequence[Passage]],
-    receives: Sequence[Sequence[Passage]],
-) -> list[tuple[Passage, torch.Tensor]]:
+    sends: Sequence[Sequence[FeatureTransfer]],
+    receives: Sequence[Sequence[FeatureTransfer]],
+) -> list[tuple[FeatureTransfer, torch.Tensor]]:
     """What each process receives of what all of them have sent."""
-    counts = [[sum(passage.rows for passage in of_process) for of_process in side] for side in (sends, receives)]
-    rows = exchange_rows(torch.cat([nothing, *sent]), *counts)
-    received = [passage for of_process in receives for passage in of_process]
-    return list(zip(received, rows.split([passage.rows for passage in received]) if received else (), strict=True))
+    counts = [[sum(transfer.rows for transfer in of_process) for of_process in side] for side in (sends, receives)]
+    rows = exchange_rows(torch.cat([empty, *sent]), *counts)
+    received = [transfer for of_process in receives for transfer in of_process]
+    return list(zip(received, rows.split([transfer.rows for transfer in received]) if received else (), strict=True))

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
-from vlm_pg.errors import SampleError, TooManyBadSamples, VlmPgError
+from vlm_pg.errors import SampleError, ServerError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
 from vlm_pg.models.reference import ScoringPolicy, scoring_phase
 from vlm_pg.observe.console import Console, generation_line, sharing_line
@@ -29,20 +29,16 @@ from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.checkpoints import RunningScore, point_to_best
 from vlm_pg.training.collect import Collector, Stages, StepBatch
-from vlm_pg.training.engines import Engine
+from vlm_pg.training.engines import Engine, learning_rate
 from vlm_pg.training.groups import Update, group_metrics, trains
 from vlm_pg.training.loss import mismatch_due, mismatch_warning
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream, TrainingData
-from vlm_pg.training.rates import learning_rate
 from vlm_pg.training.saving import checkpoint_settings, save_checkpoint
 from vlm_pg.training.setup import make_control_sampler, make_sampler
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import BadSample, RolloutGroup
-
-if TYPE_CHECKING:
-    from vlm_pg.observe.trackers import Trackers
 
 PREFETCH_STEPS = 2
 
@@ -59,7 +55,7 @@ REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
 
 @dataclass
 class Progress:
-    """What a checkpoint carries beside weights and optimizer state; randomness follows from ``step``.
+    """Counts in a checkpoint beside weights and optimizer state; random numbers derive from ``step``.
 
     ``questions``: position in the data's order. ``updates``: of the optimizer.
     """
@@ -74,31 +70,13 @@ class Progress:
     def read(cls, state: Mapping[str, Any], prompts_per_step: int) -> Progress:
         """From a checkpoint's state; one without counts is of a run in which every step was one update."""
         step = state["step"]
-        questions = state.get("questions", step * prompts_per_step)
-        updates = state.get("updates", step)
+        questions, updates = state.get("questions", step * prompts_per_step), state.get("updates", step)
         return cls(step, questions, updates, state.get("tokens_computed", 0.0), state.get("tokens_repeated", 0.0))
 
 
 @dataclass(frozen=True)
-class RunContext:
-    """Where a run writes and prints, its stop request and clocks, and the evaluation of its weights (given its tag).
-
-    ``bad_log`` and ``presence`` (of the run's folder) are those of rank 0; None elsewhere.
-    """
-
-    folder: RunFolder
-    console: Console
-    stop: StopRequest
-    phases: Phases
-    timeline: Timeline
-    bad_log: BadSampleLog | None = None
-    presence: Presence | None = None
-    evaluate: Callable[[str], Mapping[str, Any]] | None = None
-
-
-@dataclass(frozen=True)
 class StepLogs:
-    """What is written after every step; all None on other ranks than 0."""
+    """Logs of every step; all None on other ranks than 0."""
 
     metrics: MetricsLog | None = None
     rollouts: RolloutsLog | None = None
@@ -114,7 +92,12 @@ class StepLogs:
 
 
 class Trainer:
-    """The training loop; ``run`` takes a policy from one step to the last."""
+    """The training loop.
+
+    Args:
+        bad_log, presence: of the run's folder, on rank 0; None elsewhere.
+        evaluate: evaluation of the present weights, given its tag.
+    """
 
     # While a step is sampled, its weights are those of the step before; within its updates they are those of no step.
     _phase: Literal["sampling", "updating", "evaluating", "logging"] = "sampling"
@@ -126,18 +109,26 @@ class Trainer:
         reference: ScoringPolicy | None,
         data: TrainingData,
         rewarder: Rewarder,
-        context: RunContext,
         progress: Progress,
+        *,
+        folder: RunFolder,
+        console: Console,
+        stop: StopRequest,
+        phases: Phases,
+        timeline: Timeline,
+        bad_log: BadSampleLog | None,
+        presence: Presence | None,
+        evaluate: Callable[[str], Mapping[str, Any]] | None,
     ):
         self.config, self.engine, self.policy, self.progress = config, engine, engine.policy, progress
-        self.folder, self.console, self.stop = context.folder, context.console, context.stop
-        self.phases, self.timeline = context.phases, context.timeline
-        self._bad_log, self._presence = context.bad_log, context.presence
-        self._evaluate = context.evaluate if config.eval.every else None
+        self.folder, self.console, self.stop = folder, console, stop
+        self.phases, self.timeline = phases, timeline
+        self._bad_log, self._presence = bad_log, presence
+        self._evaluate = evaluate if config.eval.every else None
         self._digests = dict(data.digests)
-        should_stop, warn = context.stop.between_tokens, self.console.warn
+        should_stop, warn = stop.between_tokens, console.warn
         self.stream = QuestionStream(config, data, progress.questions, self._record_bad, engine.ranks, should_stop)
-        self.sampler = make_sampler(config, self.policy, data.samples, self.folder.path, context.stop, warn)
+        self.sampler = make_sampler(config, self.policy, data.samples, folder.path, stop, warn)
         control = make_control_sampler(config, self.policy, should_stop)
         in_loss = config.algorithm.kl_in == "loss"
         scorer = None
@@ -166,7 +157,7 @@ class Trainer:
                 bar.advance(self.progress.step)
                 while self.progress.step < steps:
                     if self.stop.agreed(self.policy.device):
-                        raise InterruptedError("training was asked to stop")
+                        raise InterruptedError("stop requested")
                     with self.timeline.step(self.progress.step + 1):
                         self._next_step(logs)
                     bar.advance()
@@ -188,7 +179,7 @@ class Trainer:
             values, groups = self._step(self.progress.step + 1)
         values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
         self.progress.step += 1
-        self.progress.questions = self.stream.place
+        self.progress.questions = self.stream.position
         self._phase = "evaluating"
         stopped = self._evaluate_if_due(values)
         self._phase = "logging"
@@ -286,7 +277,7 @@ class Trainer:
 
     def _refuse_nothing_usable(self, first: int) -> None:
         """Raise once every sample has been tried in vain, or the last step is over."""
-        tried_all = self.stream.place - self._first_question >= self.stream.num_samples
+        tried_all = self.stream.position - self._first_question >= self.stream.num_samples
         if self._groups_sampled or not (tried_all or self.progress.step == self.config.training.steps):
             return
         raise TooManyBadSamples(
@@ -295,7 +286,7 @@ class Trainer:
         )
 
     def _record_bad(self, seen: int, bad: Sequence[BadSample]) -> None:
-        """All ranks' faults go into one file, and count against one limit."""
+        """Bad samples of all ranks go into one file, and count against one limit."""
         everything = gather_objects((seen, list(bad)))
         if self._bad_log is not None:
             faults = [fault for _, of_rank in everything for fault in of_rank]
@@ -306,8 +297,6 @@ class Trainer:
         if self._phase == "evaluating":
             return True
         if self._phase == "sampling":
-            from vlm_pg.errors import ServerError
-
             return self.progress.step > 0 or isinstance(error, ServerError | SampleError)
         return self._phase == "logging" and isinstance(error, OSError | FolderGone)
 
@@ -329,7 +318,7 @@ class Trainer:
         """Write the checkpoint of the step just finished, unless it exists already, and remove the oldest ones."""
         folder, progress = self.folder.checkpoints, self.progress
         path = checkpoints.checkpoint_path(folder, progress.step)
-        if self.engine.ranks.first_says(lambda: checkpoints.problem_with(path)) is None:
+        if self.engine.ranks.from_rank0(lambda: checkpoints.problem_with(path)) is None:
             return
         with self.phases.timed("checkpoint"):
             state: dict[str, Any] = {
@@ -343,7 +332,7 @@ class Trainer:
                 **self._score.entry(),
             }
             save_checkpoint(folder, progress.step, self.policy, self.engine, state)
-            self._score.begin_again()
+            self._score.reset()
             if self.engine.ranks.is_rank0:
                 best = point_to_best(folder, self.config.training.keep_best, self.console.warn)
                 checkpoints.prune(folder, self.config.training.keep_checkpoints, best)
@@ -351,10 +340,7 @@ class Trainer:
 
 
 class RewardErrors:
-    """How often reward functions of the user's have failed.
-
-    Only rank 0 prints, so a function's first error on another rank is shown here.
-    """
+    """Failures of user-defined reward functions. Only rank 0 prints, so a first error on another rank is shown here."""
 
     def __init__(self, rewarder: Rewarder, warn: Callable[[str], None]):
         self._rewarder, self._warn = rewarder, warn
@@ -363,7 +349,7 @@ class RewardErrors:
     def count(self) -> dict[str, float | None]:
         """Failures so far of each function that has failed, over all ranks. A collective."""
         rewarder = self._rewarder
-        self._shown |= set(rewarder.first_errors)  # the rewarder itself shows these
+        self._shown |= set(rewarder.first_errors)  # shown by the rewarder itself
         counts: Counter[str] = Counter()
         for failures, messages in gather_objects((dict(rewarder.failures), dict(rewarder.first_errors))):
             counts.update(failures)

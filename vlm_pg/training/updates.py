@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -14,7 +15,7 @@ from vlm_pg.algorithms.losses import KL, response_token_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import agree_to_go_on, gather_objects, no_way_back, sum_over_ranks
+from vlm_pg.distributed import check_stop, forbid_stop, gather_objects, sum_over_ranks
 from vlm_pg.errors import NotFiniteError
 from vlm_pg.metrics import NORM_CHART, Chart, Metric
 from vlm_pg.models.micro_batches import pack_micro_batch, pass_logprobs, plan_groups, run_micro_batch
@@ -26,8 +27,9 @@ from vlm_pg.tally import Tally, over_updates
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.groups import Update, step_order, trains
 from vlm_pg.training.loss import LOSS, GroupLoss, LogprobsSource, behaviour_logprobs
+from vlm_pg.training.parallel import StepShares
 from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.types import Prompt, RolloutGroup
+from vlm_pg.types import RolloutGroup
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ MICRO_BATCHES = Metric("micro_batches", how="same", over_updates="sum")
 BACKWARD_CALLS = Metric("backward_calls", how="same", over_updates="sum")
 UPDATES = Metric("updates", "of the optimizer", "same")
 
-# Of a rank without work of its own, in chunks.
+# Chunks of an idle rank.
 FILLER = MicroBatch(((Piece(0, (0,)),),))
 
 
@@ -97,9 +99,9 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
     numbers = step_order(gather_objects([group.order for group in groups]))
     total = sum(map(len, numbers))
     parts = [number * algorithm.minibatches // total for number in numbers[engine.ranks.rank]]
-    shares = None
+    shares, reuse = None, algorithm.num_iterations > 1
     if parallel is not None:
-        shares = parallel.shares(reference, settings.micro_batch_tokens, again=algorithm.num_iterations > 1)
+        shares = StepShares(engine, reference, settings.micro_batch_tokens, reuse)
     values: list[dict[str, float]] = []
     for number in [*range(algorithm.minibatches)] * algorithm.num_iterations:
         chosen = [group for group, part in zip(groups, parts, strict=True) if part == number]
@@ -110,30 +112,34 @@ def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, c
         update = replace(
             step,
             groups=chosen,
-            # After the first update the weights are others, and a trained tower's features too.
+            # After the first update, weights and a trained tower's features have changed.
             vision=step.vision if first or not vision_trains else None,
             measure_mismatch=step.measure_mismatch and first,
             may_stop=first,
         )
-        of_deal: dict[Metric, float] = {}
+        of_balance: dict[Metric, float] = {}
         if shares is not None:
-            update, of_deal = shares.of(number, update)
-        values.append(update_policy(engine, reference, update, settings) | of_deal)
+            update, of_balance = shares.of(number, update)
+        values.append(update_policy(engine, reference, update, settings) | of_balance)
     found = over_updates(values) | {UPDATES: float(len(values))}
-    # A group that was split is one group all the same.
-    return found | _group_sizes(groups) if shares is not None and shares.are_dealt else found
+    if shares is None or not shares.are_balanced:
+        return found
+    tally = Tally()  # a split group counts once
+    for group in groups:
+        if kept := sum(map(bool, group.rollout_weights)):
+            tally.add(PROMPT_TOKENS, group.prompt.num_tokens)
+            tally.add(GENERATIONS, kept)
+    return found | tally.reduced()
 
 
 def _scored(engine: Engine, groups: Sequence[RolloutGroup], config: RunConfig) -> list[RolloutGroup]:
-    """The groups with the log-probabilities of the training forward, under the weights that sampled.
-
-    Those of pruned rollouts, which nothing reads, are empty.
-    """
-    asked = [group.only_kept().response_group for group in groups if trains(group)]
+    """The groups with log-probabilities of the training forward under the weights that sampled; empty for pruned
+    rollouts."""
+    scored_groups = [group.only_kept().response_group for group in groups if trains(group)]
     with engine.gathered_parameters():
         scorer = PolicyScorer(engine.policy, config.rollout.prefill_tokens)
         score = scorer.score if engine.parallel is None else partial(engine.parallel.score, scorer)
-        found = iter(score(asked, config.rollout.temperature))
+        found = iter(score(scored_groups, config.rollout.temperature))
     scored = []
     for group in groups:
         of_kept = iter(next(found) if trains(group) else ())
@@ -172,8 +178,8 @@ def update_policy(
         groups = [loss.groups[group] for group in micro.groups] if slot.micro else []
         responses = [group.response_group for group in groups] if parallel is None or groups else [parallel.filler]
         streams = pack_micro_batch(policy, responses, micro, slot.chunks if slot.chunks > 1 else 0, engine.sequence)
-        # All passes of the reference come before those of the policy take their memory. It runs where there is nothing
-        # to do, too: its weights may be scattered over the ranks as well.
+        # The reference's passes come before those of the policy take their memory. It runs on idle ranks too: its
+        # weights may be sharded.
         ref_logprobs: list[torch.Tensor] | None = None
         if reference is not None:
             ref_features = _reference_features(engine, reference, groups) if groups else None
@@ -198,9 +204,12 @@ def update_policy(
     _count_sharing(loss.tally, trained, plan.in_one_tree)
     with update.waiting():
         metrics = loss.tally.reduced(engine.ranks)
-    # Of the sum over ranks, so that all of them stop here or none.
-    _check_finite(metrics[LOSS])
-    no_way_back()  # to the weights of the step before
+    if not math.isfinite(loss_sum := metrics[LOSS]):  # over all ranks, so all of them stop here or none
+        raise NotFiniteError(
+            f"The loss is {loss_sum}; the step was not taken and no checkpoint was written. Resume from the last "
+            "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
+        )
+    forbid_stop()  # the weights of the step before are about to change
     grad_norm = engine.step(update.learning_rate)
     rates = engine.rates.of_parts(update.learning_rate)
     of_parts: dict[str, float] = {PART_LEARNING_RATE.of(part): rate for part, rate in rates.items()}
@@ -218,10 +227,10 @@ def update_policy(
 def _weighted(
     engine: Engine, update: Update, groups: list[RolloutGroup], settings: UpdateSettings
 ) -> tuple[GroupLoss, StepFeatures]:
-    """The loss of groups that train, every weight fixed over all ranks before anything is cut; and their features."""
+    """The loss of groups that train, weights computed over all ranks before any split; and their features."""
     algorithm, policy = settings.algorithm, engine.policy
     behaviour = behaviour_logprobs(groups, settings.logprobs, policy.weights_version)
-    # With prune correction, a batch counts as all that was sampled, of which what is left is an estimate.
+    # With prune correction, normalize by all sampled groups.
     counted = update.groups if algorithm.prune_correction else groups
     weights = _token_weights(groups, counted, settings, engine)
     vision = update.vision
@@ -230,7 +239,9 @@ def _weighted(
         weights, behaviour = _one_each(weights), None if behaviour is None else _one_each(behaviour)
         vision = None
     if vision is None:
-        vision = _encoded(engine, [group.prompt for group in groups])
+        # Each rank enters a frozen tower as often as its own prompts need.
+        with nullcontext() if policy.vision.trains else engine.gathered_parameters():
+            vision = StepFeatures(policy, [group.prompt for group in groups], engine.sequence)
         groups = [replace(group, prompt=prompt) for group, prompt in zip(groups, vision.prompts, strict=True)]
     return GroupLoss(policy, groups, weights, algorithm, behaviour, update.measure_mismatch), vision
 
@@ -240,18 +251,10 @@ def _one_each(by_group: Sequence[Sequence[T]]) -> list[list[T]]:
     return [[of_rollout] for of_group in by_group for of_rollout in of_group]
 
 
-def _encoded(engine: Engine, prompts: Sequence[Prompt]) -> StepFeatures:
-    if engine.policy.vision.trains:
-        return StepFeatures(engine.policy, prompts, engine.sequence)
-    # Each rank enters a frozen tower as often as its own prompts need.
-    with engine.gathered_parameters():
-        return StepFeatures(engine.policy, prompts, engine.sequence)
-
-
 def _reference_features(
     engine: Engine, reference: ScoringPolicy, groups: Sequence[RolloutGroup]
 ) -> torch.Tensor | None:
-    """Where the tower is frozen it is the reference's tower too."""
+    """A frozen tower is shared with the reference."""
     responses = [group.response_group for group in groups]
     if not engine.policy.vision.trains:
         return engine.policy.join_features(responses, [group.prompt.features for group in groups])
@@ -263,11 +266,11 @@ def _reference_features(
 
 @dataclass
 class _Backward:
-    """The backward calls of one update: ``calls`` on every rank.
+    """The backward calls of one update: ``calls`` on every rank, ``made`` so far.
 
     Where the engine needs it, the first and the last reach every trained weight; with a frozen language model all do,
-    for ZeRO-1 and 2 are not made for a backward that reaches none. ``into_tower``: a zero whose backward enters the
-    trained tower, added to the last loss.
+    because ZeRO-1 and 2 require a backward that reaches some. ``into_tower``: zero whose backward enters the trained
+    tower, added to the last loss.
     """
 
     engine: Engine
@@ -287,15 +290,7 @@ class _Backward:
             loss = loss + engine.policy.idle_vision_loss()
         engine.backward(loss, False)
         if self.may_stop:
-            agree_to_go_on()
-
-
-def _check_finite(loss: float) -> None:
-    if not math.isfinite(loss):
-        raise NotFiniteError(
-            f"The loss is {loss}; the step was not taken and no checkpoint was written. Resume from the last "
-            "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
-        )
+            check_stop()
 
 
 def _token_weights(
@@ -325,16 +320,6 @@ def _token_weights(
         )
     )
     return [[next(weights) for _ in group.rollouts] for group in groups]
-
-
-def _group_sizes(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Means over the groups of all processes, of what trains of them. A collective."""
-    tally = Tally()
-    for group in groups:
-        if kept := sum(map(bool, group.rollout_weights)):
-            tally.add(PROMPT_TOKENS, group.prompt.num_tokens)
-            tally.add(GENERATIONS, kept)
-    return tally.reduced()
 
 
 def _count_sharing(tally: Tally, groups: Sequence[RolloutGroup], in_one_tree: int) -> None:

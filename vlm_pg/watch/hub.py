@@ -1,7 +1,7 @@
 """Connections between ranks, the messages on them, and rank 0's hub, which detects a lost rank and notifies all.
 
-A connection carries one JSON object per line. The kernel closes it when a process dies, whatever that was doing, and
-keeps it open while the process lives, however busy it is. A host that vanishes is detected by TCP keepalive.
+A connection carries one JSON object per line. The kernel closes it when a process dies and keeps it open while the
+process lives, however busy it is. A host that vanishes is detected by TCP keepalive.
 """
 
 from __future__ import annotations
@@ -167,12 +167,8 @@ class RankStatus:
     @property
     def position(self) -> str:
         """As "in phase "rollout", after step 120"."""
-        if self.phase:
-            position = f'in phase "{self.phase}"'
-        elif self.last_phase:
-            position = f'after phase "{self.last_phase}"'
-        else:
-            position = "before its first phase"
+        last = f'after phase "{self.last_phase}"' if self.last_phase else "before its first phase"
+        position = f'in phase "{self.phase}"' if self.phase else last
         if self.step is None:
             return position
         return f"{position}, {f'after step {self.step}' if self.step else 'before the first step was completed'}"
@@ -198,9 +194,6 @@ class Failure:
         lines = str(error).strip().splitlines()
         return cls(type(error).__name__, printable(lines[0] if lines else "", ERROR_CHARACTERS), about_others)
 
-    def is_like(self, other: Failure) -> bool:
-        return (self.kind, self.text) == (other.kind, other.text)
-
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}" if self.text else self.kind
 
@@ -217,24 +210,18 @@ class Loss:
     def sentence(self) -> str:
         with_it = f", with it rank(s) {', '.join(map(str, self.others))}" if self.others else ""
         if self.failure is None:
-            what = (
+            event = (
                 f"has gone {self.status.position}{with_it}: it was killed, or its host or the connection to it is lost"
             )
-            advice = "go on with run.resume=auto"
-        else:
-            what = f"failed {self.status.position}: {self.failure}".removesuffix(".")
-            advice = "once that is put right, go on with run.resume=auto"
-        return f"{self.status.name} {what}. Every rank ends; {advice}."
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+            return f"{self.status.name} {event}. Every rank ends; go on with run.resume=auto."
+        event = f"failed {self.status.position}: {self.failure}".removesuffix(".")
+        return f"{self.status.name} {event}. Every rank ends; once that is put right, go on with run.resume=auto."
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        failure = value["failure"]
-        return cls(
-            RankStatus(**value["status"]), None if failure is None else Failure(**failure), tuple(value["others"])
-        )
+        """The inverse of ``asdict``."""
+        failure = None if value["failure"] is None else Failure(**value["failure"])
+        return cls(RankStatus(**value["status"]), failure, tuple(value["others"]))
 
 
 def root_cause(losses: Sequence[Loss]) -> Loss:
@@ -264,7 +251,7 @@ class Hub:
         self._statuses: dict[int, RankStatus] = {}
         # Unidentified connections, each with its deadline.
         self._strangers: dict[Connection, float] = {}
-        self._losses: list[Loss] = []
+        self.losses: list[Loss] = []
         self._left: set[int] = set()
         self._settled_seconds, self._is_announced = 0.0, False
         self._changed = threading.Condition()
@@ -279,8 +266,8 @@ class Hub:
         """Wait until every rank has connected, or one is lost; the ranks missing at the time-out."""
         others = range(1, self._world_size)
         with self._changed:
-            self._changed.wait_for(lambda: len(self._statuses) == len(others) or self._losses, seconds)
-            return [] if self._losses else [rank for rank in others if rank not in self._statuses]
+            self._changed.wait_for(lambda: len(self._statuses) == len(others) or self.losses, seconds)
+            return [] if self.losses else [rank for rank in others if rank not in self._statuses]
 
     def broadcast(self, message: Mapping[str, Any], within_seconds: float = 0.0) -> None:
         """Send to all other ranks."""
@@ -290,13 +277,8 @@ class Hub:
     def fail(self, loss: Loss) -> None:
         """Rank 0 itself failed; the others are notified at once, since this process may end on return."""
         with self._changed:
-            self._losses = [loss]
+            self.losses = [loss]
         self._announce(loss)
-
-    @property
-    def has_loss(self) -> bool:
-        """Whether a rank is known to be lost."""
-        return bool(self._losses)
 
     def leave(self) -> None:
         """The run is complete: notify the others, and wait a little until they have left too."""
@@ -313,8 +295,8 @@ class Hub:
                 if not self._connections or time.monotonic() > end_seconds:
                     break
             self._poll()
-            if self._losses and not self._is_leaving and time.monotonic() >= self._settled_seconds:
-                self._announce(root_cause(self._losses))
+            if self.losses and not self._is_leaving and time.monotonic() >= self._settled_seconds:
+                self._announce(root_cause(self.losses))
                 return  # the process ends, and the connections with it
         self._server.close()
         for connection in [*self._connections.values(), *self._strangers]:
@@ -325,7 +307,7 @@ class Hub:
             if self._is_announced:
                 return
             self._is_announced = True
-        self.broadcast({"lost": loss.to_json()}, SETTLE_SECONDS)
+        self.broadcast({"lost": asdict(loss)}, SETTLE_SECONDS)
         self._on_loss(loss)
 
     def _poll(self) -> None:
@@ -365,8 +347,7 @@ class Hub:
             is_known = hmac.compare_digest(str(hello["token"]).encode(), self._token.encode())
             status = RankStatus(int(hello["rank"]), str(hello["host"]), int(hello["process"]))
         except (EOFError, KeyError, TypeError, ValueError):
-            self._reject(stranger)
-            return
+            is_known = False
         if not is_known or status.rank in self._connections or not 0 < status.rank < self._world_size:
             self._reject(stranger)
             return
@@ -405,7 +386,7 @@ class Hub:
 
     def _add_loss(self, loss: Loss) -> None:
         with self._changed:
-            if not self._losses:
+            if not self.losses:
                 self._settled_seconds = time.monotonic() + SETTLE_SECONDS
-            self._losses.append(loss)
+            self.losses.append(loss)
             self._changed.notify_all()

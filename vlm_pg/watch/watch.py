@@ -1,11 +1,11 @@
-"""The watch over ranks: each rank has a connection to rank 0, so that one that dies is noticed and named.
+"""Detection of lost ranks: each rank has a connection to rank 0, which the kernel closes when a process dies.
 
-A rank sends its identity, its phases with the last completed step, the exception that ends it, or that it leaves
-because the run is complete. Rank 0 sends all ranks its own phases and the first loss; its own end shows on every
-connection. There is no heartbeat, so that a busy rank is never taken for dead.
+A rank sends its identity, its phases with the last completed step, the exception that ends it, or that it leaves after
+a complete run. Rank 0 sends all ranks its own phases and the first loss; its own end shows on every connection. There
+is no heartbeat, so a busy rank is never taken for dead.
 
-After a loss a rank has a few seconds, in which an exception of its own may end it or a file be finished; then its
-process ends, even if its main thread is stuck in a collective.
+After a loss a rank has a few seconds to end with an exception of its own or to finish a file; then its process ends,
+even if its main thread is stuck in a collective.
 """
 
 from __future__ import annotations
@@ -72,13 +72,11 @@ class RankWatch:
         self._connect(f"watch/{_runs}")
 
     def begun(self, name: str) -> None:
-        """A phase begins here."""
         self._phases.append(name)
         self._raised = None
         self._send_status()
 
     def ended(self, name: str) -> None:
-        """The phase that began last has ended."""
         error = sys.exception()
         if error is not None and error is not self._raised:
             self._raised, self._raised_in = error, self._own.phase
@@ -97,7 +95,7 @@ class RankWatch:
         if self._ranks.world_size == 1 or self._failure is not None or isinstance(error, RankLost):
             return
         failure = Failure.of(error, is_about_other_ranks(error))
-        if failure.about_others or (self._hub is not None and self._hub.has_loss):
+        if failure.about_others or (self._hub is not None and self._hub.losses):
             self._has_loss.wait(DOUBT_SECONDS)
         with self._lock:
             loss = self._loss
@@ -106,13 +104,11 @@ class RankWatch:
                 self._ending.print_once(loss.sentence)
                 raise RankLost(loss.sentence) from error
             self._failure = failure
-            self._ending.within(CLOSE_SECONDS, exit_code(error))
-        if loss is None:
-            self._send_failure(failure, error)
-        else:
+            interrupted, is_message = isinstance(error, KeyboardInterrupt), isinstance(error, VlmPgError)
+            self._ending.within(CLOSE_SECONDS, 130 if interrupted else 2 if is_message else 1)
+        if loss is not None:
             self._print_unless_alike(loss, failure)
-
-    def _send_failure(self, failure: Failure, error: BaseException) -> None:
+            return
         if error is self._raised:
             self._own = replace(self._own, phase=self._raised_in)
         if self._hub is not None:
@@ -122,7 +118,7 @@ class RankWatch:
 
     def _print_unless_alike(self, loss: Loss, failure: Failure) -> None:
         """An error that all ranks have is printed by each of them itself."""
-        if loss.failure is None or not loss.failure.is_like(failure):
+        if loss.failure is None or (loss.failure.kind, loss.failure.text) != (failure.kind, failure.text):
             self._ending.print_once(loss.sentence)
 
     def __enter__(self) -> Self:
@@ -144,34 +140,34 @@ class RankWatch:
             self._connection.close()
 
     def _connect(self, name: str) -> None:
-        ours = network()
+        own_network = network()
         try:
-            SharedNote(f"{name}/network/{self._ranks.rank}").leave(ours)
+            SharedNote(f"{name}/network/{self._ranks.rank}").write(own_network)
         except ConnectionError as error:
             raise _silent(0) from error
         meeting = SharedNote(f"{name}/meeting")
         if self._ranks.is_rank0:
-            self._accept_all(name, ours, meeting)
+            self._accept_all(name, own_network, meeting)
             return
         # Longer than rank 0 waits for the others, so that rank 0 names the missing ones.
         port, token, where = self._read(meeting, 0, 2 * CONNECT_SECONDS).split()
         self._ending = Ending(f"{name}/{token}")
         self._connect_to("127.0.0.1" if where == "near" else os.environ["MASTER_ADDR"], int(port), token)
 
-    def _accept_all(self, name: str, ours: str, meeting: SharedNote) -> None:
+    def _accept_all(self, name: str, own_network: str, meeting: SharedNote) -> None:
         """On rank 0: listen, and wait for all others."""
         end_seconds = time.monotonic() + CONNECT_SECONDS
         networks = {
             self._read(SharedNote(f"{name}/network/{rank}"), rank, max(1.0, end_seconds - time.monotonic()))
             for rank in range(1, self._ranks.world_size)
         }
-        is_near = networks == {ours}
+        is_near = networks == {own_network}
         server = listen(everywhere=not is_near, backlog=max(128, self._ranks.world_size))
         token = secrets.token_hex(16)
         self._ending = Ending(f"{name}/{token}")
         self._hub = Hub(server, token, self._own, self._ranks.world_size, self._on_loss)
         port = server.getsockname()[1]
-        meeting.leave(f"{port} {token} {'near' if is_near else 'far'}")
+        meeting.write(f"{port} {token} {'near' if is_near else 'far'}")
         missing = self._hub.wait_for_all(CONNECT_SECONDS)
         if missing:
             raise ConfigError(
@@ -240,17 +236,9 @@ class RankWatch:
             self._has_loss.set()
 
 
-def exit_code(error: BaseException) -> int:
-    """Of a process that ends with ``error``, as the command line has them."""
-    if isinstance(error, KeyboardInterrupt):
-        return 130
-    return 2 if isinstance(error, VlmPgError) else 1
-
-
 def _silent(rank: int) -> ConfigError:
     return ConfigError(
-        f"rank {rank} has met the others and was heard of no more. Start all of them again; what it printed itself "
-        "says why."
+        f"rank {rank} has met the others and sends nothing any more. Start all of them again; its own output says why."
     )
 
 
@@ -296,7 +284,7 @@ class Ending:
                 self._changed.wait(left_seconds)
             if self._line:
                 self.print_once(self._line)
-        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing = threading.Thread(target=lambda: [s.flush() for s in (sys.stdout, sys.stderr)], daemon=True)
         flushing.start()
         flushing.join(FLUSH_SECONDS)
         os._exit(self._code)
@@ -313,8 +301,3 @@ def _claim(name: str) -> Any:
         claim.close()
         return None
     return claim
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()

@@ -5,21 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import subprocess
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from vlm_pg import cli
 from vlm_pg.config import RunConfig
-from vlm_pg.errors import VlmPgError
 from vlm_pg.training.checkpoints import begin, commit
-from vlm_pg.training.setup import _allocator
+from vlm_pg.training.setup import allocator_line
 
 CONFIG = "model: {path: some/model}\ntraining: {steps: 3}\n"
 HEAVY = ("torch", "transformers", "numpy", "av", "decord", "deepspeed", "PIL", "pyarrow", "rich", "pydantic", "yaml")
@@ -35,6 +34,12 @@ def fake_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setitem(sys.modules, name, module)
 
     return install
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    return str(tmp_path / "c.yaml")
 
 
 @pytest.fixture
@@ -74,10 +79,9 @@ def test_help_imports_nothing_heavy() -> None:
         assert command in done.stdout
 
 
-def test_reading_a_config_imports_neither_torch_nor_a_decoder(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(CONFIG)
+def test_reading_a_config_imports_neither_torch_nor_a_decoder(config: str) -> None:
     script = (
-        f"import sys\nfrom vlm_pg.config import load_config\nload_config({str(tmp_path / 'c.yaml')!r})\n"
+        f"import sys\nfrom vlm_pg.config import load_config\nload_config({config!r})\n"
         "heavy = [n for n in ('torch', 'transformers', 'numpy', 'av', 'decord', 'PIL') if n in sys.modules]\n"
         "assert not heavy, heavy\n"
     )
@@ -85,74 +89,48 @@ def test_reading_a_config_imports_neither_torch_nor_a_decoder(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "prepare", "eval", "report", "bench", "doctor"])
-def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([command, "--help"])
-    assert exit_.value.code == 0
-    assert f"usage: vlm-pg {command}" in capsys.readouterr().out
-
-
-def test_train_gets_the_config_with_its_overrides_and_says_how_to_exit(
-    tmp_path: Path, fake_module: Callable[..., None]
+def test_train_gets_the_config_with_its_overrides_and_returns_the_exit_code(
+    config: str, fake_module: Callable[..., None]
 ) -> None:
     calls: list[Any] = []
     fake_module("vlm_pg.training.main", train=lambda config: calls.append(config) or 130)
-    path = tmp_path / "c.yaml"
-    path.write_text(CONFIG)
-    assert cli.main(["train", str(path), "training.steps=5", "run.name=x"]) == 130
+    assert cli.main(["train", config, "training.steps=5", "run.name=x"]) == 130
     assert [(call.training.steps, call.run.name) for call in calls] == [(5, "x")]
 
 
-def test_an_error_of_the_user_is_one_message_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", str(tmp_path / "absent.yaml")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("vlm-pg: error: The config file")
-    assert "Traceback" not in error
-
-
-def test_the_rank_is_named_when_there_are_several(
+def test_an_error_of_the_user_is_one_message_of_its_rank_and_exit_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert cli.main(["train", str(tmp_path / "absent.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("vlm-pg: error: The config file") and "Traceback" not in error
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     assert cli.main(["train", str(tmp_path / "absent.yaml")]) == 2
     assert capsys.readouterr().err.startswith("[rank 3] vlm-pg: error: ")
 
 
-def test_a_bug_raises(tmp_path: Path, fake_module: Callable[..., None]) -> None:
-    def train(config: object) -> None:
-        raise RuntimeError("a bug")
-
-    fake_module("vlm_pg.training.main", train=train)
-    path = tmp_path / "c.yaml"
-    path.write_text(CONFIG)
-    with pytest.raises(RuntimeError, match="a bug"):
-        cli.main(["train", str(path)])
-
-
-def test_an_exhausted_gpu_is_no_bug(
-    tmp_path: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
+def test_a_bug_raises_and_an_exhausted_gpu_is_none(
+    config: str, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
 
-    def train(config: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    fake_module("vlm_pg.training.main", train=train)
-    path = tmp_path / "c.yaml"
-    path.write_text(CONFIG)
-    assert cli.main(["train", str(path)]) == 1
-    said = capsys.readouterr().err
-    assert "Tried to allocate 2.00 GiB" in said and "vlm-pg: error: The GPU's memory ran out" in said
+    fake_module("vlm_pg.training.main", train=Mock(side_effect=RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["train", config])
+    exhausted = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    fake_module("vlm_pg.training.main", train=Mock(side_effect=exhausted))
+    assert cli.main(["train", config]) == 1
+    error = capsys.readouterr().err
+    assert "Tried to allocate 2.00 GiB" in error and "vlm-pg: error: The GPU's memory ran out" in error
     # What it advises exists.
-    for section, key in re.findall(r"(training|model|rollout)\.(\w+)", said.partition("vlm-pg: error")[2]):
+    for section, key in re.findall(r"(training|model|rollout)\.(\w+)", error.partition("vlm-pg: error")[2]):
         assert key in RunConfig.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_segments_grow_unless_the_user_says_otherwise(
-    name: str, tmp_path: Path, fake_module: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_segments_are_expandable_unless_the_user_sets_the_allocator(
+    name: str, config: str, fake_module: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     for each in names:
@@ -162,20 +140,17 @@ def test_segments_grow_unless_the_user_says_otherwise(
         monkeypatch.setenv(name, "max_split_size_mb:512")
     found: list[dict[str, str]] = []
     fake_module("vlm_pg.training.main", train=lambda config: found.append(dict(os.environ)) or 0)
-    path = tmp_path / "c.yaml"
-    path.write_text(CONFIG)
-    assert cli.main(["train", str(path)]) == 0
-    told = {each: found[0][each] for each in names if each in found[0]}
-    assert told == ({name: "max_split_size_mb:512"} if name else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-    assert all(f"{each}={value}" in _allocator() for each, value in told.items())
+    assert cli.main(["train", config]) == 0
+    settings = {each: found[0][each] for each in names if each in found[0]}
+    assert settings == ({name: "max_split_size_mb:512"} if name else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    assert all(f"{each}={value}" in allocator_line() for each, value in settings.items())
 
 
 def test_files_of_the_run_may_vanish_and_others_are_bugs(
-    tmp_path: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    config: str, tmp_path: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, missing = tmp_path / "c.yaml", tmp_path / "run" / "metrics.jsonl"
-    path.write_text(CONFIG)
-    command = ["train", str(path), f"run.dir={tmp_path}/run"]
+    missing = tmp_path / "run" / "metrics.jsonl"
+    command = ["train", config, f"run.dir={tmp_path}/run"]
     fake_module("vlm_pg.training.main", train=lambda config: missing.read_text())
     assert cli.main(command) == 2
     assert f"{missing} cannot be used: No such file or directory. Put it back, then go on" in capsys.readouterr().err
@@ -187,36 +162,22 @@ def test_files_of_the_run_may_vanish_and_others_are_bugs(
 def test_a_full_disk_gives_no_advice_about_training_where_nothing_trains(
     run_dir: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def evaluate(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "result.json")
-
-    fake_module("vlm_pg.eval.main", evaluate=evaluate)
+    full = OSError(errno.ENOSPC, "No space left on device", "result.json")
+    fake_module("vlm_pg.eval.main", evaluate=Mock(side_effect=full))
     assert cli.main(["eval", str(run_dir)]) == 2
-    said = capsys.readouterr().err
-    assert said.endswith("result.json cannot be used: No space left on device. Make room on that disk.\n")
+    error = capsys.readouterr().err
+    assert error.endswith("result.json cannot be used: No space left on device. Make room on that disk.\n")
 
 
-@pytest.mark.parametrize(
-    ("raised", "code", "said"),
-    [(KeyboardInterrupt(), 130, "interrupted"), (VlmPgError("no such thing"), 2, "vlm-pg: error: no such thing")],
-)
-def test_exit_codes(
-    run_dir: Path,
-    fake_module: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    raised: BaseException,
-    code: int,
-    said: str,
+def test_exit_code_after_ctrl_c(
+    run_dir: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def write_report(path: Path) -> Path:
-        raise raised
-
-    fake_module("vlm_pg.observe.report", write_report=write_report)
-    assert cli.main(["report", str(run_dir)]) == code
-    assert said in capsys.readouterr().err
+    fake_module("vlm_pg.observe.report", write_report=Mock(side_effect=KeyboardInterrupt()))
+    assert cli.main(["report", str(run_dir)]) == 130
+    assert "interrupted" in capsys.readouterr().err
 
 
-def test_report_prints_where_it_lies(
+def test_report_prints_its_path(
     run_dir: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_module("vlm_pg.observe.report", write_report=lambda path: path / "report.html")
@@ -264,40 +225,29 @@ def test_eval_without_a_target_is_the_embedded_run(
     assert evaluated[0][0].eval.limit == 7
 
 
-def test_eval_with_a_config_only_is_the_model_it_names(run_dir: Path, evaluated: list) -> None:
-    assert cli.main(["eval", "--config", str(run_dir / "config.yaml")]) == 0
-    assert cli.main(["eval", str(run_dir / "config.yaml")]) == 0
-    assert [checkpoint for _, checkpoint in evaluated] == [None, None]
-
-
-def test_eval_of_a_model_folder_with_a_config_and_overrides_after_it(
+def test_eval_with_a_config_is_of_the_model_it_names_or_of_a_folder(
     run_dir: Path, tmp_path: Path, evaluated: list
 ) -> None:
-    (tmp_path / "model").mkdir()
-    assert cli.main(["eval", str(tmp_path / "model"), "--config", str(run_dir / "config.yaml"), "eval.limit=7"]) == 0
-    [(config, checkpoint)] = evaluated
-    assert (config.eval.limit, checkpoint) == (7, tmp_path / "model")
+    config, model = str(run_dir / "config.yaml"), tmp_path / "model"
+    model.mkdir()
+    assert cli.main(["eval", "--config", config]) == cli.main(["eval", config]) == 0
+    assert cli.main(["eval", str(model), "--config", config, "eval.limit=7"]) == 0
+    assert [checkpoint for _, checkpoint in evaluated] == [None, None, model] and evaluated[-1][0].eval.limit == 7
 
 
-def test_eval_of_a_folder_that_belongs_to_no_run(
-    tmp_path: Path, evaluated: list, capsys: pytest.CaptureFixture[str]
+def test_eval_without_a_config_or_a_complete_checkpoint_is_refused(
+    run_dir: Path, tmp_path: Path, evaluated: list, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["eval", str(tmp_path)]) == 2
-    assert "lies in no run's folder, so there is no config.yaml" in capsys.readouterr().err
-
-
-def test_eval_of_a_run_without_a_checkpoint(run_dir: Path, evaluated: list, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.rmtree(run_dir / "checkpoints/step-000003")
-    assert cli.main(["eval", str(run_dir)]) == 2
-    assert "holds no complete checkpoint. A run saves one at its end" in capsys.readouterr().err
-
-
-def test_eval_of_a_checkpoint_that_was_never_finished(
-    run_dir: Path, evaluated: list, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (run_dir / "checkpoints/step-000003/manifest.json").unlink()
-    assert cli.main(["eval", str(run_dir / "checkpoints/step-000003")]) == 2
-    assert "is not a complete checkpoint: it has no manifest" in capsys.readouterr().err
+    checkpoint = run_dir / "checkpoints/step-000003"
+    (checkpoint / "manifest.json").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    for target, words in (
+        (tmp_path / "elsewhere", "lies in no run's folder, so there is no config.yaml"),
+        (run_dir, "holds no complete checkpoint. A run saves one at its end"),
+        (checkpoint, "is not a complete checkpoint: it has no manifest"),
+    ):
+        assert cli.main(["eval", str(target)]) == 2
+        assert words in capsys.readouterr().err
     assert evaluated == []
 
 

@@ -1,4 +1,4 @@
-"""Records that are not there are refused before anything that takes time, by every command alike."""
+"""Missing records are refused before anything that takes time, by every command alike."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def config(folder: Path, data: dict[str, Any], **sections: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("command", "key", "path", "message"),
     [
-        ("absent.jsonl", "absent.jsonl' does not exist"),
-        ("empty.jsonl", "empty.jsonl' has no records. At least one is expected"),
-        ("set:eval", "has the splits train, not 'eval'"),
+        ("train", "train", "absent.jsonl", "absent.jsonl' does not exist"),
+        ("train", "eval", "empty.jsonl", "empty.jsonl' has no records. At least one is expected"),
+        ("check", "train", "set:eval", "has the splits train, not 'eval'"),
+        ("check", "eval", "absent.jsonl", "absent.jsonl' does not exist"),
+        ("eval", "eval", "absent.jsonl", "absent.jsonl' does not exist"),
+        ("verify", "train", "absent.jsonl", "absent.jsonl' does not exist"),
     ],
 )
-@pytest.mark.parametrize(("command", "key"), [
-    ("train", "train"), ("train", "eval"), ("check", "train"), ("check", "eval"), ("eval", "eval"), ("verify", "train"),
-])  # fmt: skip
 def test_records_come_before_the_model(
     folder: Path, capsys: pytest.CaptureFixture[str], command: str, key: str, path: str, message: str
 ) -> None:
@@ -120,17 +120,17 @@ def test_a_step_of_more_questions_than_there_are_is_refused(folder: Path, change
 
 def test_a_step_of_fewer_questions_for_bad_records_is_said(folder: Path) -> None:
     path = config(folder, {"train": "x.jsonl"}, training={"steps": 1, "prompts_per_step": 4})
-    told: list[str] = []
-    check_step_size(load_config(path), 4, 9, told.append)
-    assert not told
-    check_step_size(load_config(path), 3, 1, told.append)
-    assert told == [
+    lines: list[str] = []
+    check_step_size(load_config(path), 4, 9, lines.append)
+    assert not lines
+    check_step_size(load_config(path), 3, 1, lines.append)
+    assert lines == [
         "training.prompts_per_step is 4, and x.jsonl has 3 usable question(s) beside 1 bad record(s): a step asks 3"
     ]
     with pytest.raises(ConfigError, match=r"has 2 usable question\(s\)\. A step asks no question twice"):
-        check_step_size(load_config(path), 2, 1, told.append)
+        check_step_size(load_config(path), 2, 1, lines.append)
     with pytest.raises(ConfigError, match=r"has 3 usable question\(s\)\. A step .* \(data\.train, data\.limit"):
-        check_step_size(load_config(path, ["data.limit=3"]), 3, 9, told.append)
+        check_step_size(load_config(path, ["data.limit=3"]), 3, 9, lines.append)
     with (folder / "good.jsonl").open("a") as file:
         file.write(json.dumps({"problem_id": 3}) + "\n")
     printed = train_here(path, f"data.train={folder / 'good.jsonl'}").printed

@@ -36,20 +36,20 @@ def filled(run: Path, folder: Path, *overrides: str) -> int:
 
 
 def features(folder: Path) -> list[int]:
-    return [stored.size for stored in entry_files(folder) if stored.kind == "features"]
+    return [entry.size for entry in entry_files(folder) if entry.kind == "features"]
 
 
-def test_what_does_not_fit_is_said(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_that_do_not_fit_are_counted(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert filled(run, tmp_path / "all") == 0
     sizes = features(tmp_path / "all")
     assert len(sizes) == 4, "the limits of both sets hold"
-    said = capsys.readouterr().out
-    assert "features of 3 of 3 media are kept" in said and "thrown out" not in said and "could not" not in said
+    out = capsys.readouterr().out
+    assert "features of 3 of 3 media are kept" in out and "thrown out" not in out and "could not" not in out
     for name, limit, kept in (("fewer", 2.5 * max(sizes), 2), ("none", 0.5 * min(sizes), 0)):
         with pytest.warns(UserWarning, match="has no room for more visual features within cache.max_gb"):
             filled(run, tmp_path / name, f"cache.max_gb={limit / 2**30}")
-        said = capsys.readouterr().out
-        assert f"features of {kept} of 3 media are kept" in said and f"{3 - kept} have no room within cache.ma" in said
+        out = capsys.readouterr().out
+        assert f"features of {kept} of 3 media are kept" in out and f"{3 - kept} have no room within cache.ma" in out
         assert len(features(tmp_path / name)) == kept
 
 
@@ -57,12 +57,12 @@ def test_frames_that_do_not_fit_are_counted(run: Path, tmp_path: Path, capsys: p
     options = ["cache.frames=true", "cache.features=false"]
     filled(run, tmp_path / "all", *options)
     assert "3 of 3 media are kept" in capsys.readouterr().out
-    limit = 2.5 * max(stored.size for stored in entry_files(tmp_path / "all"))
+    limit = 2.5 * max(entry.size for entry in entry_files(tmp_path / "all"))
     frame_cache._store.cache_clear()
     with pytest.warns(UserWarning, match="has no room for more frames within cache.max_gb"):
         assert filled(run, tmp_path / "fewer", *options, f"cache.max_gb={limit / 2**30}") == 0
-    said = capsys.readouterr().out
-    assert "train.jsonl: 2 of 3 media are kept, 0 cannot be used\n1 are not kept: they are URLs, have no room" in said
+    out = capsys.readouterr().out
+    assert "train.jsonl: 2 of 3 media are kept, 0 cannot be used\n1 are not kept: they are URLs, have no room" in out
     assert len(list(entry_files(tmp_path / "fewer"))) == 2
 
 
@@ -75,7 +75,7 @@ def test_an_adapter_in_the_tower_is_part_of_it(run: Path, tmp_path: Path, capsys
     folder = tmp_path / "cache"
     filled(run, folder, f"model.path={tmp_path / 'adapter'}")
     assert "the adapter in model.path reaches into the vision tower, so the whole model is" in capsys.readouterr().out
-    of_adapter = {stored.key for stored in entry_files(folder)}
+    of_adapter = {entry.key for entry in entry_files(folder)}
     policy = load_policy(tmp_path / "adapter")
     keep_features(policy, CacheSettings(folder=folder))
     assert policy.vision.store is not None
@@ -94,21 +94,21 @@ def _first_prompt(policy: Policy, run: Path) -> Prompt:
     return prompt
 
 
-def test_what_the_run_never_asks_for_is_not_made(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unused_records_are_left_out(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clips = run.parent / "clips"
     sets = f"data.train={{a: {clips / 'train.jsonl'}, b: {clips / 'train.jsonl'}}}"
     weights = ["data.mixture={a: 0, b: 1}", "data.limit=2", "eval.sets=[seen]"]
     more = f"data.eval.more={clips / 'eval_seen.jsonl'}"
     assert filled(run, tmp_path / "cache", "cache.frames=true", sets, more, *weights) == 0
-    said = capsys.readouterr().out
-    assert "data.mixture: left out are the sets a, whose weight is 0" in said and said.count("train.jsonl: 2 of 2") == 1
-    assert "data.limit: only the first 2 usable training records of each set are asked for" in said
-    assert "eval.sets: left out are the evaluation sets more" in said and said.count("eval_seen.jsonl: 1 of 1") == 1
+    out = capsys.readouterr().out
+    assert "data.mixture: left out are the sets a, whose weight is 0" in out and out.count("train.jsonl: 2 of 2") == 1
+    assert "data.limit: only the first 2 usable training records of each set are asked for" in out
+    assert "eval.sets: left out are the evaluation sets more" in out and out.count("eval_seen.jsonl: 1 of 1") == 1
     with pytest.raises(ConfigError, match="has no weight for b"):
         filled(run, tmp_path / "cache", sets, "data.mixture={a: 1}")
 
 
-def test_media_are_asked_for_once_and_by_a_question_that_can_be_used(
+def test_media_are_encoded_once_by_a_usable_question(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clips = run.parent / "clips"
@@ -126,9 +126,9 @@ def test_media_are_asked_for_once_and_by_a_question_that_can_be_used(
     monkeypatch.setattr(Family, "encode_vision", lambda *given: calls.append(1) or encode(*given))
     options = [f"data.train={records}", "data.limit=9"]
     assert filled(run, tmp_path / "cache", *options) == 1
-    said = capsys.readouterr().out
-    assert "odd.jsonl: features of 1 of 2 media are kept (0.000 GiB), 1 of them made now, 1 cannot be used" in said
-    assert "\nbroken: " in said and len(calls) == len(features(tmp_path / "cache")) == 2
+    out = capsys.readouterr().out
+    assert "odd.jsonl: features of 1 of 2 media are kept (0.000 GiB), 1 of them made now, 1 cannot be used" in out
+    assert "\nbroken: " in out and len(calls) == len(features(tmp_path / "cache")) == 2
     assert filled(run, tmp_path / "cache", *options) == 1 and len(calls) == 2, "the other is the evaluation's"
     assert "0 of them made now" in capsys.readouterr().out
 
@@ -164,7 +164,7 @@ def test_evaluation_finds_what_was_filled_in_for_its_protocol(
     ]
     cache = tmp_path / "cache"
     assert filled(run, cache, *options) == 0
-    there = {(stored.kind, stored.key) for stored in entry_files(cache)}
+    there = {(entry.kind, entry.key) for entry in entry_files(cache)}
     assert sorted(kind for kind, _ in there) == ["features", "frames"]
     evaluate(load_config(run, [f"cache.folder={cache}", *options]), None)
-    assert {(stored.kind, stored.key) for stored in entry_files(cache)} == there
+    assert {(entry.kind, entry.key) for entry in entry_files(cache)} == there

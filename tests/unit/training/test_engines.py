@@ -11,9 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.support.groups import tiny_policy
 from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import CheckpointError, NotFiniteError
-from vlm_pg.training.engines import TorchEngine
+from vlm_pg.training.engines import TorchEngine, learning_rate
 from vlm_pg.training.optimizer_states import TorchStates, read_states, write_states
-from vlm_pg.training.rates import learning_rate
 from vlm_pg.training.settings import TrainingSettings
 
 SETTINGS = TrainingSettings(steps=2, learning_rate=1e-2, weight_decay=0.1)
@@ -66,7 +65,7 @@ def test_optimizer_states_that_are_not_whole_are_refused(tmp_path: Path) -> None
     whole = load_file(file)
     first = next(name for name in whole if name.endswith("/exp_avg/0"))
     rest, size = {name: tensor for name, tensor in whole.items() if name != first}, whole[first].numel()
-    for tensors, said in (
+    for tensors, words in (
         (rest, f"lacks exp_avg of .* 0 to {size - 1}"),
         (whole | {first: whole[first][:-1].clone()}, f"lacks exp_avg of .* from element {size - 1} to {size - 1}"),
         (rest | {f"{first[:-1]}1": whole[first][1:].clone()}, f"lacks exp_avg of .* 0 to {size - 1}"),
@@ -75,7 +74,7 @@ def test_optimizer_states_that_are_not_whole_are_refused(tmp_path: Path) -> None
     ):
         save_file(tensors, file)
         again, *_ = engine_and_parts()
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=words):
             again.load_optimizer(tmp_path)
     file.write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=r"rank-00000-00000\.safetensors cannot be read"):
@@ -129,21 +128,16 @@ def test_a_run_that_has_seen_text_only_can_be_resumed(tmp_path: Path) -> None:
             assert torch.equal(ours, theirs)
 
 
-def rates(**settings: object) -> list[float]:
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({"warmup_steps": 4}, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ({"warmup_steps": 4, "schedule": "linear"}, [0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        ({"schedule": "linear", "min_learning_rate_ratio": 0.2}, [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]),
+        ({"schedule": "cosine"}, [0.9619, 0.8536, 0.6913, 0.5, 0.3087, 0.1464, 0.0381, 0.0]),
+    ],
+    ids=str,
+)
+def test_learning_rates_of_a_schedule(settings: dict[str, object], expected: list[float]) -> None:
     training = TrainingSettings(steps=8, learning_rate=1.0, **settings)
-    return [learning_rate(training, step) for step in range(1, 9)]
-
-
-def test_warm_up_rises_linearly_and_the_first_step_already_moves() -> None:
-    assert rates(warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
-
-
-def test_linear_decay_ends_at_its_floor() -> None:
-    assert rates(warmup_steps=4, schedule="linear") == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.75, 0.5, 0.25, 0.0])
-    assert rates(warmup_steps=4, schedule="linear", min_learning_rate_ratio=0.2)[-1] == pytest.approx(0.2)
-
-
-def test_cosine_decay_is_half_way_in_the_middle() -> None:
-    values = rates(schedule="cosine")
-    assert values[3] == pytest.approx(0.5)
-    assert values[-1] == pytest.approx(0.0)
+    assert [learning_rate(training, step) for step in range(1, 9)] == pytest.approx(expected, abs=1e-4)

@@ -1,8 +1,9 @@
-"""Questions are dealt out completely and evenly; features go where they train; ranks make the same passes."""
+"""Questions are divided completely and evenly; features go where they train; ranks make the same passes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,23 +13,15 @@ from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.models.micro_batches import Plan, Slot
 from vlm_pg.training import parallel
 from vlm_pg.training.groups import step_order
-from vlm_pg.training.parallel import Place, _Known, _passages, agreed_slots
+from vlm_pg.training.parallel import GroupPart, Parallel, _GroupInfo, _transfers
 from vlm_pg.training.questions import share_of_rank
-from vlm_pg.training.step_features import Passage
+from vlm_pg.training.step_features import FeatureTransfer
 from vlm_pg.types import MediaRef, Sample
 
 
 def sample(number: int, video: str) -> Sample:
     media = (MediaRef("video", video),) if video else ()
     return Sample(str(number), "?", media, (), "A", "multiple_choice", "test", "test")
-
-
-def dealt(videos: str, ranks: int, in_turn: bool = False) -> list[str]:
-    samples = [sample(number, "" if video == "-" else video) for number, video in enumerate(videos)]
-    shares = [share_of_rank(samples, rank, ranks, in_turn) for rank in range(ranks)]
-    assert sorted(s.sample_id for share in shares for s in share) == sorted(s.sample_id for s in samples)
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    return ["".join(s.media[0].path if s.media else "-" for s in share) for share in shares]
 
 
 @pytest.mark.parametrize(
@@ -39,20 +32,18 @@ def dealt(videos: str, ranks: int, in_turn: bool = False) -> list[str]:
         ("a-b-a", ["aa", "-b-"]),
         ("aaab", ["aa", "ab"]),
         ("a", ["", "a"]),
-        ("", ["", ""]),
+        ("abcab", ["aabbc"]),
+        ("aabbc, strided", ["abc", "ab"]),
+        ("ab, strided", ["a", "b", ""]),
     ],
 )
-def test_shares_of_two_ranks(videos: str, shares: list[str]) -> None:
-    assert dealt(videos, 2) == shares
-
-
-def test_one_rank_gets_everything() -> None:
-    assert dealt("abcab", 1) == ["aabbc"]
-
-
-def test_in_turn_every_run_of_questions_is_spread_over_all_ranks() -> None:
-    assert dealt("aabbc", 2, in_turn=True) == ["abc", "ab"]
-    assert dealt("ab", 3, in_turn=True) == ["a", "b", ""]
+def test_shares_of_ranks_are_complete_and_even(videos: str, shares: list[str]) -> None:
+    """Questions on one video lie on one rank, strided ones on all."""
+    videos, _, strided = videos.partition(", ")
+    samples = [sample(number, "" if video == "-" else video) for number, video in enumerate(videos)]
+    found = [share_of_rank(samples, rank, len(shares), bool(strided)) for rank in range(len(shares))]
+    assert sorted(s.sample_id for share in found for s in share) == sorted(s.sample_id for s in samples)
+    assert ["".join(s.media[0].path if s.media else "-" for s in share) for share in found] == shares
 
 
 @pytest.mark.parametrize(
@@ -72,37 +63,36 @@ def test_groups_are_numbered_by_their_order_whichever_rank_has_them(
     assert step_order(orders) == numbers
 
 
-def known(media: str, rank: int, rows: int = 4, trained: bool = True) -> _Known:
-    responses = (1, 1) if trained else ()
+def info(media: str, rank: int, rows: int = 4, trained: bool = True) -> _GroupInfo:
+    responses, indices = (1, 1) if trained else (), (0, 1)
     work = GroupWork(20, responses, media_key=media, rank=rank)
-    places = (0, 1)
-    return _Known(f"{media}-{rank}", work, places if trained else (), () if trained else places, rows)
+    return _GroupInfo(f"{media}-{rank}", work, indices if trained else (), () if trained else indices, rows)
 
 
-def passages(everything: list[_Known], *of_ranks: list[int]) -> list[Passage]:
-    places: list[list[Place]] = [[(number, (0,)) for number in of_rank] for of_rank in of_ranks]
-    return sorted(_passages(everything, places), key=str)
+A, B, TEXT, PRUNED = info("a", 0), info("b", 1, rows=7), info("", 0, rows=0), info("a", 0, trained=False)
 
 
-def test_a_group_that_leaves_takes_its_features_along() -> None:
-    groups = [known("a", 0), known("b", 1, rows=7)]
-    assert passages(groups, [0, 1], [0, 1]) == [Passage("a", 4, 0, 1), Passage("b", 7, 1, 0)]
-    assert passages(groups, [0], [1]) == []
+@pytest.mark.parametrize(
+    "infos, of_ranks, transfers",
+    [
+        ([A, B], ([0, 1], [0, 1]), [("a", 4, 0, 1), ("b", 7, 1, 0)]),
+        ([A, B], ([0], [1]), []),
+        # Media that several ranks have encoded come from the first, once, or are there.
+        ([A, info("a", 1), info("b", 2)], ([0], [1], [0, 2]), [("a", 4, 0, 2)]),
+        ([A, info("a", 1), info("b", 2)], ([0, 1], [], [1, 2]), [("a", 4, 0, 2)]),
+        # Neither text nor groups that do not train, which are not encoded, send anything.
+        ([TEXT, PRUNED, info("a", 1)], ([1], [0, 2]), []),
+        ([TEXT, PRUNED, info("a", 1)], ([1, 2], [0]), [("a", 4, 1, 0)]),
+    ],
+)
+def test_features_go_where_their_groups_train(
+    infos: list[_GroupInfo], of_ranks: tuple[list[int], ...], transfers: list[tuple[str, int, int, int]]
+) -> None:
+    parts: list[list[GroupPart]] = [[(number, (0,)) for number in of_rank] for of_rank in of_ranks]
+    assert sorted(_transfers(infos, parts), key=str) == [FeatureTransfer(*transfer) for transfer in transfers]
 
 
-def test_media_that_several_ranks_have_encoded_come_from_one_or_are_there() -> None:
-    groups = [known("a", 0), known("a", 1), known("b", 2)]
-    assert passages(groups, [0], [1], [0, 2]) == [Passage("a", 4, 0, 2)]
-    assert passages(groups, [0, 1], [], [1, 2]) == [Passage("a", 4, 0, 2)], "rank 0 has it, rank 2 gets it once"
-
-
-def test_what_has_no_media_or_trains_nobody_sends_nothing() -> None:
-    groups = [known("", 0, rows=0), known("a", 0, trained=False), known("a", 1)]
-    assert passages(groups, [1], [0, 2]) == []
-    assert passages(groups, [1, 2], [0]) == [Passage("a", 4, 1, 0)], "its own group there does not train: not encoded"
-
-
-CPU = torch.device("cpu")
+PARALLEL = Parallel(SimpleNamespace(policy=SimpleNamespace(device=torch.device("cpu"))))  # type: ignore[arg-type]
 
 
 def micro(group: int, chunks: int) -> MicroBatch:
@@ -111,15 +101,15 @@ def micro(group: int, chunks: int) -> MicroBatch:
 
 def test_one_rank_has_its_own_plan() -> None:
     plan = [micro(3, 4), micro(1, 2), micro(0, 1), micro(2, 1)]
-    slots = agreed_slots(plan, CPU)
+    slots = PARALLEL.slots(plan)
     assert slots == Plan(plan, 0).slots
     assert slots == [Slot(plan[0], 4), Slot(plan[1], 2), Slot(plan[2], 1), Slot(plan[3], 1)]
     assert [slot.backward_calls for slot in slots] == [5, 3, 1, 1]
 
 
-def test_a_rank_fills_the_places_it_has_nothing_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_is_idle_in_slots_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other rank has chunked micro-batches of 5 and 3 chunks and one single pass."""
-    other = [{"chunked": 2.0, "plain": 1.0}, {"place 000000": 5.0, "place 000001": 3.0}]
+    other = [{"chunked": 2.0, "plain": 1.0}, {"slot 000000": 5.0, "slot 000001": 3.0}]
 
     def with_other(values: Mapping[str, float], device: torch.device) -> dict[str, float]:
         theirs = other.pop(0)
@@ -128,8 +118,6 @@ def test_a_rank_fills_the_places_it_has_nothing_for(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(parallel, "max_over_ranks", with_other)
     plan = [micro(2, 2), micro(0, 1), micro(1, 1)]
-    assert agreed_slots(plan, CPU) == [Slot(plan[0], 5), Slot(None, 3), Slot(plan[1], 1), Slot(plan[2], 1)]
-
-
-def test_no_work_anywhere() -> None:
-    assert agreed_slots([], CPU) == []
+    assert PARALLEL.slots(plan) == [Slot(plan[0], 5), Slot(None, 3), Slot(plan[1], 1), Slot(plan[2], 1)]
+    monkeypatch.undo()
+    assert PARALLEL.slots([]) == []

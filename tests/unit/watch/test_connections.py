@@ -20,39 +20,44 @@ def pair() -> tuple[Connection, Connection]:
     return Connection(ours), Connection(theirs)
 
 
-def heard_to_the_end(line: Connection) -> list[dict[str, Any]]:
-    heard: list[dict[str, Any]] = []
+def received_to_the_end(line: Connection) -> list[dict[str, Any]]:
+    received: list[dict[str, Any]] = []
     try:
         while True:
-            heard += line.wait(30)
+            received += line.wait(30)
     except EOFError:
-        return heard
+        return received
 
 
-def test_what_is_said_is_heard_in_order_and_then_the_end() -> None:
+def test_messages_arrive_in_order_and_then_the_end() -> None:
     ours, theirs = pair()
     assert theirs.receive() == []
     for number in range(3):
         ours.send({"number": number, "text": "a\nb"})
     ours.close()
-    heard = heard_to_the_end(theirs)
-    assert [one["number"] for one in heard] == [0, 1, 2] and heard[0]["text"] == "a\nb"
-    theirs.send({"to": "nobody"}, within_seconds=1)  # learnt of by hearing
+    received = received_to_the_end(theirs)
+    assert [one["number"] for one in received] == [0, 1, 2] and received[0]["text"] == "a\nb"
+    theirs.send({"to": "closed"}, within_seconds=1)  # receive() reports the end
     theirs.close()
 
 
-def test_more_than_there_is_room_for_goes_with_what_is_said_next() -> None:
+def test_what_does_not_fit_goes_with_the_next_message() -> None:
     ours, theirs = pair()
     long = {"text": "x" * (MAX_LINE_BYTES // 2)}
     for _ in range(400):
         ours.send(long)
     assert ours._unsent
-    heard: list[object] = []
-    reader = threading.Thread(target=lambda: [heard.extend(theirs.wait(10)) for _ in range(401) if len(heard) < 401])
+    received: list[object] = []
+
+    def read() -> None:
+        while len(received) < 401:
+            received.extend(theirs.wait(10))
+
+    reader = threading.Thread(target=read)
     reader.start()
     ours.send({"text": "last"}, within_seconds=30)
     reader.join(60)
-    assert len(heard) == 401 and heard[-1] == {"text": "last"} and heard[:400] == [long] * 400
+    assert len(received) == 401 and received[-1] == {"text": "last"} and received[:400] == [long] * 400
     ours.close()
     theirs.close()
 
@@ -64,14 +69,14 @@ def test_what_is_no_object_on_a_line_is_the_end(data: bytes) -> None:
     ours, theirs = pair()
     ours._connection.setblocking(True)
     ours._connection.sendall(data)
-    assert heard_to_the_end(theirs) in ([], [{}])
+    assert received_to_the_end(theirs) in ([], [{}])
     with pytest.raises(EOFError):
         theirs.receive()
     ours.close()
     theirs.close()
 
 
-def test_nothing_in_time_is_the_end_and_hanging_up_wakes_who_waits() -> None:
+def test_a_time_out_is_the_end_and_shutting_down_wakes_waiting_threads() -> None:
     ours, theirs = pair()
     with pytest.raises(EOFError):
         ours.wait(0.01)

@@ -1,4 +1,4 @@
-"""A process ends at its time, whatever its threads wait for, and says why once on a host."""
+"""A process ends at its time, whatever its threads wait for, and prints why once a host."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def ends(body: Callable[[], None]) -> tuple[int, str]:
     if child == 0:
         _wait_for_ever(body, theirs)
     os.close(theirs)
-    with os.fdopen(ours) as said:
-        printed = said.read()
+    with os.fdopen(ours) as errors:
+        printed = errors.read()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed
 
 
@@ -36,7 +36,7 @@ def _wait_for_ever(body: Callable[[], None], errors: int) -> NoReturn:
         os._exit(99)
 
 
-def test_a_process_ends_at_its_time_and_says_why() -> None:
+def test_a_process_ends_at_its_time_and_prints_why() -> None:
     name = uuid.uuid4().hex
     assert ends(lambda: Ending(name).within(0.05, 7, "the reason")) == (7, "vlm-pg: error: the reason\n")
 
@@ -50,10 +50,10 @@ def test_what_is_set_later_counts() -> None:
     assert ends(body) == (8, "")
 
 
-def test_one_process_of_a_host_says_it() -> None:
+def test_one_process_of_a_host_prints_it() -> None:
     name = uuid.uuid4().hex
 
-    def say() -> None:
+    def print_it() -> None:
         ending = Ending(name)
         ending.print_once("twice")
         ending.print_once("twice")
@@ -61,12 +61,12 @@ def test_one_process_of_a_host_says_it() -> None:
 
     mine = Ending(name)
     mine.print_once("once")
-    assert ends(say) == (1, "")
+    assert ends(print_it) == (1, "")
     del mine
-    assert ends(say) == (1, "vlm-pg: error: twice\n")  # whoever had it has ended
+    assert ends(print_it) == (1, "vlm-pg: error: twice\n")  # the process that held the name has ended
 
 
-def test_output_that_nobody_reads_does_not_keep_it() -> None:
+def test_unread_output_does_not_delay_it() -> None:
     def body() -> None:
         _, full = os.pipe()
         sys.stdout = os.fdopen(full, "w")

@@ -1,4 +1,4 @@
-"""Rank 0 lets in who knows the token, finds the rank behind a loss, and tells all."""
+"""Rank 0 accepts ranks with the token, finds the root cause of a loss, and notifies all."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def meeting() -> Iterator[Meeting]:
     assert not meeting.hub._thread.is_alive()
 
 
-def is_turned_away(line: Connection) -> bool:
+def is_rejected(line: Connection) -> bool:
     try:
         line.wait(30)
     except EOFError:
@@ -62,9 +62,7 @@ def is_turned_away(line: Connection) -> bool:
     return False
 
 
-def test_strangers_are_turned_away_and_those_who_do_not_come_are_named(
-    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_are_rejected_and_missing_ranks_named(meeting: Meeting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELLO_SECONDS", 0.2)
     one = meeting.rank(1)
     silent = Connection(socket.create_connection(meeting.address))
@@ -78,16 +76,16 @@ def test_strangers_are_turned_away_and_those_who_do_not_come_are_named(
         right | {"process": "x"},
         {"rank": 2},
     ):
-        assert is_turned_away(meeting.call(**hello)), hello
-    assert is_turned_away(silent)
+        assert is_rejected(meeting.call(**hello)), hello
+    assert is_rejected(silent)
     assert meeting.hub.wait_for_all(0.01) == [2, 3] and not meeting.lost
     one.send({"leaving": True})
     one.close()
 
 
-def test_no_crowd_of_strangers_is_kept(meeting: Meeting) -> None:
+def test_the_number_of_strangers_is_bounded(meeting: Meeting) -> None:
     crowd = [Connection(socket.create_connection(meeting.address)) for _ in range(RANKS + module.MAX_STRANGERS)]
-    assert is_turned_away(Connection(socket.create_connection(meeting.address)))
+    assert is_rejected(Connection(socket.create_connection(meeting.address)))
     for line in crowd:
         line.close()
     for line in meeting.all():  # as soon as there is room
@@ -95,7 +93,7 @@ def test_no_crowd_of_strangers_is_kept(meeting: Meeting) -> None:
         line.close()
 
 
-def test_who_goes_without_a_word_is_named_where_it_was_and_all_are_told(meeting: Meeting) -> None:
+def test_a_lost_rank_is_named_with_its_phase_to_all(meeting: Meeting) -> None:
     one, two, three = meeting.all()
     two.send({"at": {"phase": "rollout", "last_phase": "vision", "step": 7}})
     two.close()
@@ -107,7 +105,7 @@ def test_who_goes_without_a_word_is_named_where_it_was_and_all_are_told(meeting:
         line.close()
 
 
-def test_who_leaves_is_not_missed(meeting: Meeting) -> None:
+def test_a_rank_that_leaves_is_not_lost(meeting: Meeting) -> None:
     lines = meeting.all()
     for line in lines[1:]:
         line.send({"leaving": True})
@@ -119,18 +117,18 @@ def test_who_leaves_is_not_missed(meeting: Meeting) -> None:
     assert not meeting.lost
 
 
-def test_the_failure_behind_others_is_told(meeting: Meeting) -> None:
+def test_the_root_cause_of_failures_is_reported(meeting: Meeting) -> None:
     """Rank 3's collective broke first, because rank 1 ended: what rank 1 says comes later."""
     one, _, three = meeting.all()
-    place = {"phase": "train", "last_phase": "rewards", "step": 1}
+    position = {"phase": "train", "last_phase": "rewards", "step": 1}
     own = Failure("ValueError", "no")
-    three.send({"failed": {"at": place, "with": asdict(Failure("RuntimeError", "gloo", about_others=True))}})
-    one.send({"failed": {"at": place, "with": asdict(own)}})
+    three.send({"failed": {"at": position, "with": asdict(Failure("RuntimeError", "gloo", about_others=True))}})
+    one.send({"failed": {"at": position, "with": asdict(own)}})
     assert meeting.is_lost.wait(30)
     assert meeting.lost == [Loss(RankStatus(1, "host-1", 11, "train", "rewards", 1), own)]
 
 
-def test_rank_0s_own_failure_is_told_at_once(meeting: Meeting) -> None:
+def test_rank_0s_own_failure_is_reported_at_once(meeting: Meeting) -> None:
     lines = meeting.all()
     loss = Loss(RankStatus(0, "first", 10, "setup"), Failure("ConfigError", "wrong"))
     meeting.hub.fail(loss)
@@ -141,39 +139,35 @@ def test_rank_0s_own_failure_is_told_at_once(meeting: Meeting) -> None:
 
 
 @pytest.mark.parametrize("message", [{"at": 3}, {"failed": {}}, {"failed": {"at": {}, "with": {"a": 1}}}, []])
-def test_a_rank_that_speaks_another_language_is_lost(meeting: Meeting, message: Any) -> None:
+def test_a_rank_with_invalid_messages_is_lost(meeting: Meeting, message: Any) -> None:
     lines = meeting.all()  # held, or they would end
     lines[0].send(message)
     assert meeting.is_lost.wait(30) and meeting.lost[0].status.rank == 1
 
 
 def test_the_first_that_is_no_consequence_is_the_root_cause() -> None:
-    def standing(rank: int) -> RankStatus:
-        return RankStatus(rank, "h", rank)
-
-    echo = Loss(standing(1), Failure("RuntimeError", "gloo", about_others=True))
-    gone, gone_too = Loss(standing(2)), Loss(standing(3))
-    failed = Loss(standing(4), Failure("ValueError", "no"))
+    first, second, third, fourth = (RankStatus(rank, "h", rank) for rank in (1, 2, 3, 4))
+    echo = Loss(first, Failure("RuntimeError", "gloo", about_others=True))
+    gone, gone_too = Loss(second), Loss(third)
+    failed = Loss(fourth, Failure("ValueError", "no"))
     assert root_cause([echo, gone, failed]) == gone and root_cause([echo, failed, gone]) == failed
     assert root_cause([echo]) == echo
-    assert root_cause([echo, gone_too, gone]) == Loss(standing(3), None, (2,))
+    assert root_cause([echo, gone_too, gone]) == Loss(third, None, (2,))
 
 
-def test_the_sentence_says_who_where_why_and_what_to_do() -> None:
-    standing = RankStatus(3, "node-07", 4711)
-    assert Loss(standing).sentence == (
+def test_the_sentence_has_rank_phase_cause_and_advice() -> None:
+    status = RankStatus(3, "node-07", 4711)
+    assert Loss(status).sentence == (
         "rank 3 (host node-07, process 4711) has gone before its first phase: it was killed, or its host or the "
         "connection to it is lost. Every rank ends; go on with run.resume=auto."
     )
-    there = standing.updated({"phase": "rollout", "last_phase": "vision", "step": 120})
+    there = status.updated({"phase": "rollout", "last_phase": "vision", "step": 120})
     assert 'has gone in phase "rollout", after step 120, with it rank(s) 4, 5: it' in Loss(there, None, (4, 5)).sentence
     error = Failure.of(MemoryError("CUDA out of memory.\nmore"), about_others=False)
     assert 'failed in phase "rollout", after step 120: MemoryError: CUDA out of memory.' in Loss(there, error).sentence
     between = there.updated({"phase": "", "step": 0})
     assert 'after phase "vision", before the first step was completed' in Loss(between).sentence
-    assert Loss.from_json(Loss(there, error, (1,)).to_json()) == Loss(there, error, (1,))
+    assert Loss.from_json(asdict(Loss(there, error, (1,)))) == Loss(there, error, (1,))
 
-
-def test_a_failure_that_ends_in_a_full_stop_gets_no_second_one() -> None:
     loss = Loss(RankStatus(1, "node-1", 7), Failure("CheckpointError", "no room. Make some."))
     assert ": CheckpointError: no room. Make some. Every rank ends; once" in loss.sentence

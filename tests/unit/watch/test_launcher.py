@@ -54,8 +54,9 @@ def launched(name: str, local_rank: int = 0) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize("local_rank", [0, 1])
-@pytest.mark.parametrize("name, is_first", [("torchrun", True), ("deepspeed", True), ("deepspeed", False)])
+@pytest.mark.parametrize(
+    "name, is_first, local_rank", [("torchrun", True, 0), ("deepspeed", True, 1), ("deepspeed", False, 0)]
+)
 def test_a_rank_stops_when_its_launcher_was_killed(name: str, is_first: bool, local_rank: int) -> None:
     """``is_first``: it is the command that the user started, not what DeepSpeed's starts on a node."""
     with launched(name, local_rank) as first:
@@ -66,11 +67,11 @@ def test_a_rank_stops_when_its_launcher_was_killed(name: str, is_first: bool, lo
         os.kill(killed, signal.SIGKILL)
         assert first.stdout.readline() == "True\n"
         first.kill()
-        said = first.communicate()[1]
+        printed = first.communicate()[1]
     if local_rank:
-        assert not said
+        assert not printed
     else:
-        assert f"vlm-pg: warning: {name} (host {socket.gethostname()}, process {killed}) has ended without" in said
+        assert f"vlm-pg: warning: {name} (host {socket.gethostname()}, process {killed}) has ended without" in printed
 
 
 def test_a_rank_stops_whose_stderr_was_a_pipe_to_its_launcher() -> None:

@@ -168,12 +168,12 @@ def curves_view(run: RunData) -> dict[str, Any]:
     planned = planned_charts(metrics, drawn)
     titles = {plan.title for plan, _ in planned}
     missing = ", ".join(chart.title for chart in MAIN_CHARTS if chart.title not in titles)
-    more = [chart for plan, chart in planned if plan.place >= 10] + _phase_charts(run)
+    more = [chart for plan, chart in planned if plan.position >= 10] + _phase_charts(run)
     return {
         "none": "",
         "lead": "Strong lines are rolling means, faint lines the values of single steps. Point at a chart to read "
         "values.",
-        "main": [draw_chart(chart) for plan, chart in planned if plan.place < 10],
+        "main": [draw_chart(chart) for plan, chart in planned if plan.position < 10],
         "missing": run.missing.get("curves.json", f"Not logged in this run: {missing}." if missing else ""),
         "more": [draw_chart(chart) for chart in more],
     }
@@ -185,7 +185,7 @@ def planned_charts(metrics: Mapping[str, Series], drawn: Mapping[str, Drawn]) ->
     for key, how in drawn.items():
         if key in metrics and how.chart is not None:
             keys_of.setdefault(how.chart, []).append(key)
-    planned = sorted(keys_of.items(), key=lambda item: item[0].place)
+    planned = sorted(keys_of.items(), key=lambda item: item[0].position)
     others = sorted(metrics.keys() - {key for _, keys in planned for key in keys})
     planned += [(Chart(key), [key]) for key in others[:_MAX_OTHER_CHARTS]]
     units = {key: one_line(how.unit, _MAX_NAME_CHARACTERS) for key, how in drawn.items()}

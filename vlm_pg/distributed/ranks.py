@@ -1,25 +1,82 @@
-"""Processes that share a token stream or media, and the differentiable exchange between them."""
+"""Position of a process in a run, and the processes that share a token stream or media with it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from vlm_pg.distributed.collectives import exchange_rows
-from vlm_pg.distributed.layout import RankLayout
-from vlm_pg.distributed.processes import host_group
+from vlm_pg.distributed.collectives import exchange_rows, gather_objects, sum_over_ranks
+from vlm_pg.distributed.processes import host_group, is_distributed
 
 T = TypeVar("T")
 ALL_TO_ALL, ALL_GATHER = "all_to_all", "all_gather"
 
 
+@dataclass(frozen=True)
+class RankLayout:
+    """Position of this process among all processes of a run.
+
+    A data rank is ``sequence_size`` consecutive processes (its sequence ranks). In an update they work on the same
+    groups, each on its part of every token stream; everywhere else each process has its own questions.
+
+    Raises:
+        ValueError: there is no such rank, or the processes cannot be divided so.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    sequence_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size or self.sequence_size < 1 or self.world_size % self.sequence_size:
+            raise ValueError(
+                f"There is no rank {self.rank} in {self.world_size} processes with {self.sequence_size} to a data rank."
+            )
+
+    @classmethod
+    def here(cls, sequence_size: int = 1) -> RankLayout:
+        """Of this process, once it is connected to the others."""
+        rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
+        return cls(rank, world_size, sequence_size)
+
+    @property
+    def is_rank0(self) -> bool:
+        """Whether this process writes and prints for all of them."""
+        return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // self.sequence_size
+
+    @property
+    def data_size(self) -> int:
+        return self.world_size // self.sequence_size
+
+    @property
+    def sequence_rank(self) -> int:
+        return self.rank % self.sequence_size
+
+    def sum_over_data_ranks(self, values: Mapping[str, float], device: torch.device) -> dict[str, float]:
+        """``sum_over_ranks`` of values that all sequence ranks of a data rank hold alike: each counts once."""
+        return sum_over_ranks({name: 0.0 if self.sequence_rank else value for name, value in values.items()}, device)
+
+    def of_data_ranks(self, of_processes: Sequence[T]) -> Sequence[T]:
+        """One entry for each data rank, of entries for each process."""
+        return of_processes[:: self.sequence_size]
+
+    def from_rank0(self, compute: Callable[[], T]) -> T:
+        """``compute()`` of rank 0: a network file system may show other ranks something else. A collective."""
+        return gather_objects(compute() if self.is_rank0 else None)[0]
+
+
 class SequenceGroup:
-    """The processes of one data rank, or all, and what they send each other while they share a token stream or media.
+    """The processes of one data rank, or all, and their exchanges while they share a token stream or media.
 
     ``sent``: bytes of tensors that this process has sent to the others so far, by collective.
     """
@@ -31,26 +88,25 @@ class SequenceGroup:
 
     @classmethod
     def of(cls, ranks: RankLayout) -> SequenceGroup:
-        """This process's group; made by all processes together."""
+        """This process's group. A collective of all processes, since each takes part in making every group."""
         size = ranks.sequence_size
         if size == 1:
             return cls()
-        everyone = [range(first, first + size) for first in range(0, ranks.world_size, size)]
-        # Every process takes part in making every group.
-        tensors = [dist.new_group(list(members)) for members in everyone]
+        members = [list(range(first, first + size)) for first in range(0, ranks.world_size, size)]
+        tensors = [dist.new_group(group) for group in members]
         # Prompts with their pixels lie in the host's memory, and must not pass through the devices'.
         on_host = dist.get_backend() == "gloo"
-        objects = tensors if on_host else [dist.new_group(list(members), backend="gloo") for members in everyone]
+        objects = tensors if on_host else [dist.new_group(group, backend="gloo") for group in members]
         return cls(size, ranks.sequence_rank, tensors[ranks.data_rank], objects[ranks.data_rank])
+
+    @classmethod
+    def of_all(cls, ranks: RankLayout) -> SequenceGroup:
+        """All processes of the run."""
+        return cls(ranks.world_size, ranks.rank, None, host_group()) if ranks.world_size > 1 else cls()
 
     @property
     def sent_bytes(self) -> int:
         return sum(self.sent.values())
-
-    @classmethod
-    def of_everybody(cls, ranks: RankLayout) -> SequenceGroup:
-        """All processes, whatever they work on."""
-        return cls(ranks.world_size, ranks.rank, None, host_group()) if ranks.world_size > 1 else cls()
 
     def gather(self, value: T) -> list[T]:
         """Every member's ``value``, in their order; it is pickled."""
@@ -61,7 +117,7 @@ class SequenceGroup:
         return values
 
     def exchange(self, values: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
-        """Differentiable: a part of ``values`` to each member, and what each of them has for this one.
+        """Differentiable all-to-all: a part of ``values`` to each member, and what each of them has for this one.
 
         Args:
             values: [sum of send, ...].
@@ -76,8 +132,8 @@ class SequenceGroup:
         """Differentiable: every member's rows [sizes[member], ...], one after the other, on all of them.
 
         Args:
-            reduce: whether each member does something of its own with all rows, so that a row's gradient is the sum
-                over members. Else all do the same, and the gradient of a member's own rows is its own.
+            reduce: whether members use the rows differently, so that a row's gradient is the sum over members. Else all
+                do the same, and the gradient of a member's own rows is its own.
         """
         return _GatherRows.apply(values, list(sizes), reduce, self)
 
@@ -88,7 +144,7 @@ class SequenceGroup:
 
     def collect(self, values: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         """``gather_rows`` without autograd."""
-        # Parts of one size, for which there is a collective; they differ by little.
+        # Padded to parts of one size, for which there is a collective; they differ by little.
         most = max(sizes)
         if not most:
             return values
@@ -98,7 +154,7 @@ class SequenceGroup:
         self._gather_into(everything, own)
         return torch.cat([everything[i * most : i * most + size] for i, size in enumerate(sizes)])
 
-    # What goes over the wire, which work that is counted only does not.
+    # Replaced where work is only counted.
     def _exchange_rows(self, values: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
         return exchange_rows(values, send, receive, self._tensors)
 
@@ -143,4 +199,4 @@ class _GatherRows(torch.autograd.Function):
         return total.to(gradient.dtype), None, None, None
 
 
-SINGLE_SP_RANK = SequenceGroup()
+SINGLE_RANK, SINGLE_SP_RANK = RankLayout(), SequenceGroup()

@@ -1,4 +1,5 @@
-"""``vlm-pg train`` of which one can see from outside where it is: python -m tests.integration.told_run FILE CONFIG ...
+"""``vlm-pg train`` whose phases can be followed from outside: python -m tests.integration.traced_run FILE CONFIG
+...
 
 FILE gets a line whenever that changes: the time, and the phase, of a checkpoint also the part of the save.
 """
@@ -20,22 +21,22 @@ def main(file: str, *arguments: str) -> int:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     within: list[str] = ["before setup"]
 
-    def tell() -> None:
+    def trace() -> None:
         os.write(descriptor, f"{time.time():.6f} {within[-1]}\n".encode())
 
     def around(owner: Any, name: str, before: Callable[[Any], Any], after: Callable[[], Any]) -> None:
         original = getattr(owner, name)
 
-        def told(*given: Any) -> Any:
+        def traced(*given: Any) -> Any:
             before(given)
-            tell()
+            trace()
             try:
                 return original(*given)
             finally:
                 after()
-                tell()
+                trace()
 
-        setattr(owner, name, told)
+        setattr(owner, name, traced)
 
     def between() -> None:
         within.pop()
@@ -44,7 +45,7 @@ def main(file: str, *arguments: str) -> int:
     def inside(name: str) -> None:
         around(checkpoints, name, lambda given: within.append(f"checkpoint, {name}"), within.pop)
 
-    tell()
+    trace()
     around(RankWatch, "begun", lambda given: within.append(given[1]), lambda: None)
     around(RankWatch, "ended", lambda given: None, between)
     inside("commit")

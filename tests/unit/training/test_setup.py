@@ -1,4 +1,4 @@
-"""What must be the same on all ranks, and how it is said that it is not."""
+"""What must be the same on all ranks, and the lines of what differs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from vlm_pg.config import RunConfig
-from vlm_pg.training import agreement
-from vlm_pg.training.agreement import differences, how_started
+from vlm_pg.training import setup
+from vlm_pg.training.setup import differences, run_facts
 
 
 def config(**sections: Any) -> RunConfig:
@@ -19,7 +19,7 @@ def config(**sections: Any) -> RunConfig:
 
 
 def changed(before: RunConfig, after: RunConfig) -> set[str]:
-    old, new = how_started(before), how_started(after)
+    old, new = run_facts(before), run_facts(after)
     return {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
 
 
@@ -38,7 +38,7 @@ def test_settings_count_but_for_those_of_a_host() -> None:
     of_each = [config(data=by_set | {"media_root": root}) for root in roots]
     assert [changed(of_each[0], one) for one in of_each] == [set()] * len(roots)
     assert changed(of_each[0], config(data=by_set | {"train": {"a": "a.json", "b": "c.json"}})) == {"data.train.b"}
-    for key in agreement.OF_A_HOST:  # none that has been renamed
+    for key in setup.OF_A_HOST:  # none that has been renamed
         section = config()
         for name in key.split("."):
             section = getattr(section, name)
@@ -59,24 +59,24 @@ def test_of_a_deepspeed_file_the_content_counts(tmp_path: Path) -> None:
 def test_the_users_own_code_counts(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     own = config(reward={"functions": [{"function": f"{file}:f"}]}, algorithm={"loss": f"{file}:g"})
-    absent = how_started(own)
+    absent = run_facts(own)
     file.write_text("def f(): ...")
-    first = how_started(own)
+    first = run_facts(own)
     file.write_text("def f(): return 1")
-    assert len({facts[f"content of {file}"] for facts in (absent, first, how_started(own))}) == 3
+    assert len({facts[f"content of {file}"] for facts in (absent, first, run_facts(own))}) == 3
 
 
 def test_sources_and_versions_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    facts = how_started(config())
+    facts = run_facts(config())
     assert {"version of python", "version of torch", "version of transformers", "version of deepspeed"} < facts.keys()
     (tmp_path / "a.py").write_text("1")
-    monkeypatch.setattr(agreement.vlm_pg, "__file__", str(tmp_path / "__init__.py"))
-    other = how_started(config())
+    monkeypatch.setattr(setup.vlm_pg, "__file__", str(tmp_path / "__init__.py"))
+    other = run_facts(config())
     (tmp_path / "a.py").write_text("2")
-    assert len({found["source files of vlm_pg"] for found in (facts, other, how_started(config()))}) == 3
+    assert len({found["source files of vlm_pg"] for found in (facts, other, run_facts(config()))}) == 3
 
 
-def test_who_has_what_is_said() -> None:
+def test_differences_name_values_and_their_ranks() -> None:
     hosts = ["node-1", "node-1", "node-2", "node-2"]
     facts = [{"x": "1", "y": "2"}, {"x": "1"}, {"x": "3", "y": "2"}, {"x": "3", "y": "2"}]
     assert differences(hosts, facts) == [
@@ -84,4 +84,4 @@ def test_who_has_what_is_said() -> None:
         "y: 2 on ranks 0 and 2 to 3 (node-1, node-2), not set on rank 1 (node-1)",
     ]
     many = differences(["a", "b"], [{f"{n:02}": "0" for n in range(20)}, {}])
-    assert len(many) == agreement.SHOWN + 1 and many[-1] == "and 8 more"
+    assert len(many) == setup.SHOWN + 1 and many[-1] == "and 8 more"

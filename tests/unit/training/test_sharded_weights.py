@@ -1,5 +1,4 @@
-"""Weights written one by one are the files of ``save_pretrained``, also where a file's tensor is made of several; and
-which of a rank's elements must be finite."""
+"""Weights saved one by one are the files of ``save_pretrained``; which of a rank's elements must be finite."""
 
 from __future__ import annotations
 
@@ -16,16 +15,18 @@ from transformers.core_model_loading import Chunk, WeightConverter
 from tests.support.tiny import tiny_model
 from vlm_pg.distributed import RankLayout
 from vlm_pg.models.weights import not_finite
-from vlm_pg.training.scattered_weights import save_scattered
+from vlm_pg.training.sharded_weights import save_sharded
 
 
 def gathered(weights: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("joined", [False, True], ids=["one by one", "joined in files"])
-@pytest.mark.parametrize("shard_bytes", [30_000, 10**9])
+@pytest.mark.parametrize(
+    "joined, tied, shard_bytes",
+    [(False, True, 30_000), (False, False, 10**9), (True, False, 30_000), (True, True, 10**9)],
+    ids=["several files", "one file", "joined tensors", "joined tensors in one file"],
+)
 def test_the_files_are_those_of_save_pretrained(joined: bool, tied: bool, shard_bytes: int, tmp_path: Path) -> None:
     model = tiny_model("qwen2", tie_word_embeddings=tied)
     if joined:
@@ -36,7 +37,7 @@ def test_the_files_are_those_of_save_pretrained(joined: bool, tied: bool, shard_
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     model.save_pretrained(theirs, max_shard_size=shard_bytes)
     ours.mkdir()
-    save_scattered(model, ours, gathered, is_writer=True, shard_bytes=shard_bytes)
+    save_sharded(model, ours, gathered, is_writer=True, shard_bytes=shard_bytes)
     assert sorted(path.name for path in ours.iterdir()) == sorted(path.name for path in theirs.iterdir())
     names: set[str] = set()
     for file in theirs.iterdir():
@@ -52,7 +53,7 @@ def test_the_files_are_those_of_save_pretrained(joined: bool, tied: bool, shard_
 
 
 def test_a_rank_that_does_not_write_leaves_nothing(tmp_path: Path) -> None:
-    save_scattered(tiny_model("qwen2"), tmp_path, gathered, is_writer=False, shard_bytes=30_000)
+    save_sharded(tiny_model("qwen2"), tmp_path, gathered, is_writer=False, shard_bytes=30_000)
     assert not list(tmp_path.iterdir())
 
 
