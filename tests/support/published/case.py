@@ -85,6 +85,12 @@ def dataset_of(name: str) -> DataSet:
     return found
 
 
+def cases_of(name: str) -> dict[str, Published]:
+    """The published forms of a data set, by name."""
+    found: dict[str, Published] = importlib.import_module(f"tests.support.published.{name}").CASES
+    return found
+
+
 def lay_out(folder: Path, files: Mapping[str, Any]) -> None:
     for name, content in files.items():
         path = folder / name
