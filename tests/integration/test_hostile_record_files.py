@@ -117,7 +117,6 @@ def test_a_tenth_of_the_odd_files(tmp_path: Path):
     assert watched.reasons["accepted"] > 100 and watched.reasons["file refused"] > 50
 
 
-@pytest.mark.matrix
 def test_all_odd_files(tmp_path: Path):
     watched = Watched(tmp_path)
     watched.read_content(cut_footers())

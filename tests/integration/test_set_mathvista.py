@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.published.case import Published, media
-from tests.support.published.mathvista import TASK, asked
+from tests.support.published.mathvista import TASK, question_row
 from tests.support.scored_sets import Prepared, Row, check_table, prepare, prompts
 
 pytestmark = pytest.mark.matrix
@@ -20,16 +20,16 @@ def about(*skills: str, **changes: Any) -> dict[str, Any]:
 
 STATISTICS, ARITHMETIC = "statistical reasoning", "arithmetic reasoning"
 QUESTIONS = [
-    asked("1", "multi_choice", "yes", choices=["no", "yes"], **about(STATISTICS)),
-    asked("2", "integer", "14", **about(STATISTICS, ARITHMETIC)),
-    asked("3", "float", "1.2", precision=1.0, unit="$", **about(ARITHMETIC, task="math word problem")),
-    asked("4", "float", "0.36", precision=2.0, **about(ARITHMETIC)),
-    asked("5", "list", "[2014, 2016]", **about(STATISTICS)),
-    asked("6", "integer", "-3", unit="cm", **about(ARITHMETIC, grade="college")),
-    asked("7", "multi_choice", "3", choices=["2", "2", "3"], **about(STATISTICS)),
-    asked("8", "multi_choice", "A", choices=["B", "A", "C"], **about(STATISTICS)),
-    asked("9", "multi_choice", "2", choices=["2", "2", "3"]),
-    asked("10", "float", "0.123", precision=3.0),
+    question_row("1", "multi_choice", "yes", choices=["no", "yes"], **about(STATISTICS)),
+    question_row("2", "integer", "14", **about(STATISTICS, ARITHMETIC)),
+    question_row("3", "float", "1.2", precision=1.0, unit="$", **about(ARITHMETIC, task="math word problem")),
+    question_row("4", "float", "0.36", precision=2.0, **about(ARITHMETIC)),
+    question_row("5", "list", "[2014, 2016]", **about(STATISTICS)),
+    question_row("6", "integer", "-3", unit="cm", **about(ARITHMETIC, grade="college")),
+    question_row("7", "multi_choice", "3", choices=["2", "2", "3"], **about(STATISTICS)),
+    question_row("8", "multi_choice", "A", choices=["B", "A", "C"], **about(STATISTICS)),
+    question_row("9", "multi_choice", "2", choices=["2", "2", "3"]),
+    question_row("10", "float", "0.123", precision=3.0),
 ]
 CASE = Published(
     {

@@ -40,9 +40,9 @@ def outcomes(dataset: DataSet, *paths: Path, root: Path | None = None) -> list[S
     finder = None if root is None else MediaFinder(root, dataset)
     for path in paths:
         form = form_of(dataset, path)
-        reader = RowReader(form, finder, None if root is None else MediaStore(root), root_of(path))
-        for place, row in form.rows(path):
-            results = reader.samples(row, f"{names[path]}-{place.key}", place.within(path))
+        reader = RowReader(dataset, form, finder, None if root is None else MediaStore(root), root_of(path))
+        for location, row in form.rows(path):
+            results = reader.samples(row, f"{names[path]}-{location.key}", location.within(path))
             found += [one for one in results if not isinstance(one, SkippedRow)]
     return found
 
@@ -80,7 +80,7 @@ def reasons_of(found: Outcomes) -> dict[str, str]:
 
 def one_row(dataset: DataSet, row: Any, form: int = 0) -> list[Sample | BadSample]:
     """What becomes of a row of one of the forms."""
-    results = RowReader(dataset.forms[form]).samples(row, "rows-1", "rows.jsonl:1")
+    results = RowReader(dataset, dataset.forms[form]).samples(row, "rows-1", "rows.jsonl:1")
     return [one for one in results if not isinstance(one, SkippedRow)]
 
 

@@ -46,7 +46,7 @@ def _columns() -> list[Callable[[random.Random, int], Any]]:
 
     def broken_text(random_: random.Random, rows: int) -> Any:
         pieces = [random_.choice([b"caf\xe9", b"What?", b"\xff\xfe", b"<answer>A</answer>"]) for _ in range(rows)]
-        offsets = [sum(map(len, pieces[:place])) for place in range(rows + 1)]
+        offsets = [sum(map(len, pieces[:index])) for index in range(rows + 1)]
         places = pyarrow.array(offsets, pyarrow.int32()).buffers()[1]
         return pyarrow.StringArray.from_buffers(rows, places, pyarrow.py_buffer(b"".join(pieces)))
 

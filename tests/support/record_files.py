@@ -126,10 +126,10 @@ def odd_entries(folder: Path) -> list[Path]:
     os.mkfifo(folder / "pipe.jsonl")
     os.mkfifo(folder / "pipe.parquet")
     here = socket.socket(socket.AF_UNIX)
-    place = os.open(folder, os.O_RDONLY)
-    here.bind(f"/proc/self/fd/{place}/socket.json")  # the path of a socket may have 107 characters
+    descriptor = os.open(folder, os.O_RDONLY)
+    here.bind(f"/proc/self/fd/{descriptor}/socket.json")  # the path of a socket may have 107 characters
     here.close()
-    os.close(place)
+    os.close(descriptor)
     links = {"zero.jsonl": "/dev/zero", "null.json": "/dev/null", "full.parquet": "/dev/full",
              "random.parquet": "/dev/urandom",
              "stdin.jsonl": "/proc/self/fd/0", "memory.jsonl": "/proc/self/mem", "memory.parquet": "/proc/self/mem",

@@ -43,8 +43,9 @@ from tests.support.pipeline_rows import (
 from tests.support.published import charades_sta as charades
 from tests.support.published import video_mme as mme
 from tests.support.published.case import dataset_of, lay_out
-from tests.unit.data_pipelines.test_prepare_resumed import killed
+from tests.unit.data_pipelines.test_resume import killed
 from tests.unit.data_pipelines.test_set_rows import LETTER, ROWS, dialogue
+from vlm_pg.answers.mathematics import compare
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.rewards.gold import gold_faults
@@ -160,10 +161,10 @@ def test_times_of_half_precision_are_the_tenths_they_were(tmp_path: Path) -> Non
 
 def test_the_21_words_of_clevrer_are_graded_and_questions_without_an_id_are_numbered() -> None:
     words = ["yes", "no", *map(str, range(6)), *_WORDS]
-    asked = [
+    question = [
         {"question_id": n, "question": "?", "question_type": "descriptive", "answer": w} for n, w in enumerate(words)
     ]
-    found = one_row(CLEVRER, ROWS["clevrer"] | {"questions": [*asked, "What?", asked[0] | {"question_id": None}]})
+    found = one_row(CLEVRER, ROWS["clevrer"] | {"questions": [*question, "What?", question[0] | {"question_id": None}]})
     samples = samples_of(found)
     assert len(words) == 21 and [one.answer for one in samples.values()] == [*words, "yes"]
     assert list(gold_faults(list(samples.values()))) == [None] * 22
@@ -179,6 +180,20 @@ def test_a_table_of_more_rows_than_geometry3k_is_another_set(tmp_path: Path) -> 
     assert len(list(form.rows(tmp_path / "3302.parquet"))) == 3302
     with pytest.raises(ConfigError, match="has more than 3302 rows"):
         list(form.rows(tmp_path / "3303.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "wrong"),
+    [
+        (r"5 \sqrt { 2 }", r"5\sqrt{2}", "7.07"),
+        (r"\frac { 5 } { 12 }", "5/12", "12/5"),
+        (r"4 \pi", r"4\pi", "4"),
+        (r"30 ^ { \circ }", "30", "60"),
+        ("5 : 6", "5:6", "6:5"),
+    ],
+)
+def test_spaced_latex_is_compared_as_mathematics(gold: str, answer: str, wrong: str) -> None:
+    assert [compare(gold, one)[0] for one in (gold, answer, wrong)] == [1.0, 1.0, 0.0]
 
 
 def dialogues(*conversations: Any) -> list[Sample | BadSample]:
@@ -397,11 +412,11 @@ def test_a_video_that_may_show_the_answer_is_refused(cut: Any, metadata: Row, ou
         ({"valid": {"video_1": -1}, "../valid": {"video_1": 60}}, "valid", "to be cut at -1 and 60"),
     ],
 )
-def test_only_the_map_of_its_own_split_says_where_a_video_is_cut(
+def test_a_video_is_cut_by_the_map_of_its_own_split(
     tmp_path: Path, maps: dict[str, Row], split: str | None, outcome: str
 ) -> None:
-    asked = {"metadata": {"split": split, "frame_rate": 30.0}, "mc_question": ROWS["perception_test"]["mc_question"]}
-    path = write_json(tmp_path / "annotations" / "mc_question_valid.json", {"video_1": asked})
+    question = {"metadata": {"split": split, "frame_rate": 30.0}, "mc_question": ROWS["perception_test"]["mc_question"]}
+    path = write_json(tmp_path / "annotations" / "mc_question_valid.json", {"video_1": question})
     for name, cuts in maps.items():
         folder, _, own = name.rpartition("/")
         write_json(path.parent / folder / f"cut_frame_mapping_{own}.json", cuts)
@@ -413,10 +428,10 @@ def test_only_the_map_of_its_own_split_says_where_a_video_is_cut(
 
 
 def test_a_caption_is_judged_by_the_first_multi_choice_question_about_its_video_and_dimension(tmp_path: Path) -> None:
-    asked = {"question": "Caption it.\nGenerated Caption:", "answer": "A. up"}
+    question = {"question": "Caption it.\nGenerated Caption:", "answer": "A. up"}
     first, later = ({"question": f"{which}?\nA. up\nB. down", "answer": "A. up"} for which in ("Where", "Whither"))
     write_json(tmp_path / "multi-choice.json", {"1": {"direction": [first, later]}, "2": {"speed": [first]}})
-    captions = {"1": {"direction": [asked, asked], "speed": [asked]}, "2": {"order": [asked]}}
+    captions = {"1": {"direction": [question, question], "speed": [question]}, "2": {"order": [question]}}
     found = outcomes(TEMPCOMPASS, write_json(tmp_path / "captioning.json", captions))
     judged = {name: one.details["mc_question"] for name, one in samples_of(found).items()}
     assert judged == dict.fromkeys(("captioning_1_direction_1", "captioning_1_direction_2"), "Where?\nA. up\nB. down")
@@ -427,7 +442,8 @@ def test_a_caption_is_judged_by_the_first_multi_choice_question_about_its_video_
 def test_a_record_names_the_subtitles_of_its_video_where_they_exist(folder: str | None, tmp_path: Path) -> None:
     path = f"{folder}subtitle/{mme.FIRST}.srt"
     empty_files(tmp_path, path if folder is not None else "subtitle/other.srt")
-    (sample,) = RowReader(VIDEO_MME.forms[0], MediaFinder(tmp_path, VIDEO_MME)).samples(ROWS["video_mme"], "1", "1")
+    reader = RowReader(VIDEO_MME, VIDEO_MME.forms[0], MediaFinder(tmp_path, VIDEO_MME))
+    (sample,) = reader.samples(ROWS["video_mme"], "1", "1")
     assert isinstance(sample, Sample) and sample.media[0].subtitles == (path if folder is not None else "")
 
 

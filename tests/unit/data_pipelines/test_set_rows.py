@@ -216,11 +216,11 @@ DAMAGED: dict[str, dict[int, Mapping[str, str]]] = {
 def test_a_damaged_row_of_any_form_is_kept_or_refused_with_an_expected_reason(name: str, tmp_path: Path) -> None:
     """The first row of each form, damaged in every field in every way."""
     dataset, first_rows = dataset_of(name), {FORMS.get(name, 0): ROWS[name]}
-    for number, case in enumerate(case for case in cases_of(name).values() if case.arguments[0].startswith("{}")):
+    for number, case in enumerate(cases_of(name).values()):
+        if first_rows.keys() >= set(case.forms) or not case.arguments[0].startswith("{}"):
+            continue
         folder = tmp_path / str(number)
-        lay_out(
-            folder, {file: content for file, content in case.files.items() if not isinstance(content, bytes | None)}
-        )
+        lay_out(folder, {file: text for file, text in case.files.items() if not isinstance(text, bytes | None)})
         found, _ = find_files(dataset, Path(case.arguments[0].replace("{}", str(folder))))
         for path in (path for paths in found.values() for path in paths):
             form = form_of(dataset, path)
@@ -329,6 +329,7 @@ REFUSED: list[tuple[str, str, list[Row]]] = [
     ]),
     ("mvbench", "unknown_task", [{"task": "object_count"}]),
     ("nextqa", "missing_field", [{"question": ""}, {"a4": None}, {"video": None}, {"answer": None}]),
+    ("star", "missing_field", [{"answer": None}]),
     ("star", "wrong_type", [{"start": "11.1"}]),
     ("star", "too_few_options", [{"choices": [{"choice": "The clothes."}]}]),
     ("star", "bad_options", [{"choices": [{"choice": text} for text in (*map(str, range(26)), "The clothes.")]}]),
