@@ -113,18 +113,13 @@ def _matches(folder: Path, pattern: str) -> tuple[list[Path], ConfigError | None
         except NoSuchSplit:
             continue
         except ConfigError as error:  # an incomplete split must not count as absent
-            if _may_have(parent, split):
+            # The fault of a folder of shards may be about this split where it has some.
+            files = (path for shards in (parent, parent / "data") for path in shards.glob("*.parquet"))
+            is_saved = any((parent / name).is_file() for name in (STATE, SPLITS_FILE))
+            if is_saved or any(path.name.startswith(f"{split}-") for path in files):
                 found.append(named)
                 fault = fault or error
     return found, fault
-
-
-def _may_have(folder: Path, split: str) -> bool:
-    """Whether the fault of a folder may be about this split: in a folder of shards it is where it has some."""
-    if any((folder / name).is_file() for name in (STATE, SPLITS_FILE)):
-        return True
-    shards = (path for parent in (folder, folder / "data") for path in parent.glob("*.parquet"))
-    return any(path.name.startswith(f"{split}-") for path in shards)
 
 
 def _nothing_found(dataset: DataSet, folder: Path) -> str:

@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepare(folder: Path, out: Path, *options: str) -> dict[str, Any]:
-    arguments = ["--train", str(folder / "train.jsonl"), "--eval", str(folder / "eval.jsonl"), "--workers", "2"]
+    arguments = ["--train", str(folder / "train.jsonl"), "--eval", str(folder / "eval.jsonl"), "--workers", "1"]
     assert video_r1.main([*arguments, "--media-root", str(folder / "media"), "--out", str(out), *options]) == 0
     report: dict[str, Any] = json.loads((out / "report.json").read_text())
     return report

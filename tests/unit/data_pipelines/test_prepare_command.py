@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from data_pipelines import gsm8k, nextqa
+from data_pipelines.engine.command import pipeline
 from tests.support.pipeline_rows import write_lines
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError
@@ -92,6 +94,15 @@ def test_files_of_the_same_name_have_rows_of_different_names(tmp_path: Path) -> 
     names = ["1-algebra-train", "geometry-train", "3-algebra-train"]
     assert ids(tmp_path / "out", "train") == [f"{name}-{line}" for name in names for line in (1, 2)]
     assert report(tmp_path / "out")["refused"] == {}
+
+
+def test_a_pipeline_runs_at_once_where_its_module_is_a_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gsm8k", "--out", "out"])
+    with pytest.raises(SystemExit) as ended:
+        pipeline(gsm8k.GSM8K, "", "__main__")
+    assert ended.value.code == 2 and "error: Neither a folder nor --train" in capsys.readouterr().err
 
 
 def test_overwriting_leaves_nothing_of_the_old_set(tmp_path: Path) -> None:
