@@ -35,6 +35,10 @@ VIDEO_PARTS = ("start", "end", "times", "subtitles", "folder_fps")
 _NUMBERS = ("start", "end", "folder_fps")
 _PER_MEDIUM = ("path", "data_type", *VIDEO_PARTS)
 _NAMES = ("problem_id", "data_source", "category")
+_USUAL_FILES: dict[Split, list[str]] = {
+    "train": [".:train", *(f"train{ending}" for ending in TABLES)],
+    "eval": [".:test", *(f"test{ending}" for ending in TABLES)],
+}
 GivenAs = Literal["written", "tagged", "letter", "index", "index from 1", "text"]
 
 
@@ -169,10 +173,7 @@ class FieldMap(Settings):
     name: str = Field(pattern=r"^[\w.-]{1,80}$", description="Of the data set, and of records without data_source.")
     fields: Fields
     files: dict[Split, list[str]] = Field(
-        default_factory=lambda: {
-            "train": [".:train", *(f"train{ending}" for ending in TABLES)],
-            "eval": [".:test", *(f"test{ending}" for ending in TABLES)],
-        },
+        default_factory=_USUAL_FILES.copy,
         description="Glob patterns below the folder of the data set; FOLDER:split for shards of Parquet.",
     )
     media_folders: list[str] = Field(
