@@ -25,12 +25,11 @@ Record: {"problem_id": "2024-II-4", "problem": "Let $x,y$ and $z$ be positive re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, without_sentences
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, read_rows
@@ -38,6 +37,7 @@ from data_pipelines.engine.fields import (
     called,
     first_of,
     list_of,
+    named,
     object_of,
     plain_number,
     published,
@@ -62,60 +62,35 @@ _AROUND = (
 )
 
 
-def of_problem(row: Row, name: str) -> dict[str, Any]:
+def of_problem(row: Row) -> dict[str, Any]:
     """One row of a problem and its answer as a record."""
-    _check_year(row)
-    details = published({"id": first_of(row, *_ID), "url": row.get("url")}, "id", "url")
-    solution = first_of(row, *_SOLUTION)
-    record = _record(name, text_of(row, *_PROBLEM), whole_number(row, *_ANSWER), details)
-    return record | {"process": solution if isinstance(solution, str) else ""}
-
-
-def of_prompt(row: Row, name: str) -> dict[str, Any]:
-    """One row of a prompt and the answer that is rewarded as a record."""
-    gold = whole_number(object_of(row["reward_model"], "'reward_model'"), "ground_truth")
-    more = row.get("extra_info")
-    details = {"id": more["index"]} if isinstance(more, dict) and more.get("index") is not None else {}
-    return _record(name, _asked(row), gold, details)
-
-
-def by_id(row: Row, name: str) -> Iterable[tuple[str, Row]]:
-    """The question of a row, called by its id ("60", "2024-II-4") if it has one."""
-    try:
-        return [(called(row, *_ID), row)]
-    except SampleError:
-        return [(name, row)]
-
-
-def once(row: Row, name: str) -> Iterable[tuple[str, Row]]:
-    """The question of a row; none, if an earlier row asks it."""
-    return [] if row.get(_REPEATED) else [(name, row)]
-
-
-def _record(name: str, problem: str, gold: str, details: dict[str, Any]) -> dict[str, Any]:
-    if not 0 <= int(gold) <= _LARGEST:
-        raise unusable("no_gold_answer", f"the answer is {gold}", f"A whole number from 0 to {_LARGEST}")
-    return {
-        "problem_id": name,
-        "problem": problem,
-        "data_type": "text",
-        **answered("mathematics", gold),
-        "data_source": "aime2024",
-        "details": details,
-    }
-
-
-def _check_year(row: Row) -> None:
-    """Refuse a problem of another year by its URL, year or id."""
     url, year, name = row.get("url"), row.get("year"), row.get("ID")
     matches = [_YEARS[0].search(url) if isinstance(url, str) else None]
     matches += [_YEARS[1].fullmatch(plain_number(value)) for value in (year, name) if value is not None]
     other = next((found[1] for found in matches if found is not None and found[1] != "2024"), None)
     if other is not None:
         raise unusable("other_data_set", f"the problem is of {other}", "One of 2024")
+    details = published({"id": first_of(row, *_ID), "url": row.get("url")}, "id", "url")
+    solution = first_of(row, *_SOLUTION)
+    record = _record(text_of(row, *_PROBLEM), whole_number(row, *_ANSWER), details)
+    return record | {"process": solution if isinstance(solution, str) else ""}
 
 
-def _asked(row: Row) -> str:
+def of_prompt(row: Row) -> dict[str, Any]:
+    """One row of a prompt and the answer that is rewarded as a record."""
+    gold = whole_number(object_of(row["reward_model"], "'reward_model'"), "ground_truth")
+    more = row.get("extra_info")
+    details = {"id": more["index"]} if isinstance(more, dict) and more.get("index") is not None else {}
+    return _record(_problem_of(row), gold, details)
+
+
+def _record(problem: str, gold: str, details: dict[str, Any]) -> dict[str, Any]:
+    if not 0 <= int(gold) <= _LARGEST:
+        raise unusable("no_gold_answer", f"the answer is {gold}", f"A whole number from 0 to {_LARGEST}")
+    return {"problem": problem, "data_type": "text", **answered("mathematics", gold), "details": details}
+
+
+def _problem_of(row: Row) -> str:
     """The problem of a prompt, as published beside it or between the sentences around it."""
     more = row.get("extra_info")
     if isinstance(more, dict) and more.get("raw_problem") not in (None, ""):
@@ -129,49 +104,41 @@ def _asked(row: Row) -> str:
 def _rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows; those with the problem and answer of an earlier one are marked."""
     known: set[tuple[str, str]] = set()
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         key = None
         with suppress(SampleError):  # it is refused later
             gold = called(object_of(object_of(row, "the row").get("reward_model"), "'reward_model'"), "ground_truth")
-            key = text_key(_asked(row)), gold
-        yield place, row | {_REPEATED: True} if key in known else row
+            key = text_key(_problem_of(row)), gold
+        yield location, row | {_REPEATED: True} if key in known else row
         known.update([key] if key else [])
 
 
-AIME2024 = DataSet(
-    "aime2024",
-    (
-        Form(
-            "BytedTsinghua-SIA/AIME-2024, each problem 32 times",
-            {"eval": ("data/aime-2024.parquet", "aime-2024.parquet")},
-            ("prompt", "reward_model"),
-            of_prompt,
-            rows=_rows,
-            questions=once,
-            suffixes=(".json", ".jsonl", ".parquet"),
-            empty="repeated problems",
-        ),
-        Form(
-            "rows of problem and answer",
-            {
-                "eval": (
-                    ".:train",
-                    "aime_2024_problems.parquet",
-                    "test.jsonl",
-                    "aime24/test.jsonl",
-                    "evaluation/data/aime24/test.jsonl",
-                )
-            },
-            (_PROBLEM, _ANSWER),
-            of_problem,
-            questions=by_id,
-            suffixes=(".json", ".jsonl", ".parquet"),
-            foreign=WITH_MEDIA | WITH_OPTIONS | {"unique_id": "MATH-500"},
-        ),
-    ),
+_PROMPTS = Form(
+    "BytedTsinghua-SIA/AIME-2024, each problem 32 times",
+    {"eval": ("data/aime-2024.parquet", "aime-2024.parquet")},
+    ("prompt", "reward_model"),
+    of_prompt,
+    rows=_rows,
+    questions=lambda row, name: [] if row.get(_REPEATED) else [(name, row)],  # an earlier row asks the same
+    suffixes=(".json", ".jsonl", ".parquet"),
+    empty="repeated problems",
 )
-
-main = pipeline(AIME2024, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+_PROBLEMS = Form(
+    "rows of problem and answer",
+    {
+        "eval": (
+            ".:train",
+            "aime_2024_problems.parquet",
+            "test.jsonl",
+            "aime24/test.jsonl",
+            "evaluation/data/aime24/test.jsonl",
+        )
+    },
+    (_PROBLEM, _ANSWER),
+    of_problem,
+    questions=named(_ID),
+    suffixes=(".json", ".jsonl", ".parquet"),
+    foreign=WITH_MEDIA | WITH_OPTIONS | {"unique_id": "MATH-500"},
+)
+AIME2024 = DataSet("aime2024", (_PROMPTS, _PROBLEMS))
+main = pipeline(AIME2024, __doc__, __name__)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
@@ -33,37 +32,27 @@ _YEAR = re.compile(r"/([0-9]{4})_AMC")
 _PROBLEM = ("question", "problem")
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     url = row.get("url")
     year = _YEAR.search(url) if isinstance(url, str) else None
     if year is not None and year[1] != "2023":
         raise unusable("other_data_set", f"the problem is of {year[1]}", "One of 2023")
     return {
-        "problem_id": name,
         "problem": text_of(row, *_PROBLEM),
         "data_type": "text",
         **answered("mathematics", whole_number(row, "answer")),
-        "data_source": "amc2023",
         "details": published(row, "id", "url"),
     }
 
 
-AMC2023 = DataSet(
-    "amc2023",
-    (
-        Form(
-            "math-ai/amc23's Parquet or Qwen2.5-Math's amc23/test.jsonl",
-            {"eval": (".:test", "amc23:test", "test.jsonl", "amc23/test.jsonl", "evaluation/data/amc23/test.jsonl")},
-            (_PROBLEM, "answer"),
-            to_record,
-            questions=named("id"),
-            suffixes=(".json", ".jsonl", ".parquet"),
-            foreign=WITH_MEDIA | WITH_OPTIONS | {"solution": "sets with worked solutions"},
-        ),
-    ),
+_FORM = Form(
+    "math-ai/amc23's Parquet or Qwen2.5-Math's amc23/test.jsonl",
+    {"eval": (".:test", "amc23:test", "test.jsonl", "amc23/test.jsonl", "evaluation/data/amc23/test.jsonl")},
+    (_PROBLEM, "answer"),
+    to_record,
+    questions=named("id"),
+    suffixes=(".json", ".jsonl", ".parquet"),
+    foreign=WITH_MEDIA | WITH_OPTIONS | {"solution": "sets with worked solutions"},
 )
-
-main = pipeline(AMC2023, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+AMC2023 = DataSet("amc2023", (_FORM,))
+main = pipeline(AMC2023, __doc__, __name__)

@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, in_folders, read_rows, text_lines
@@ -57,25 +56,25 @@ _LINE = re.compile(r"(\S+)\s+([0-9]{1,6}(?:\.[0-9]{1,6})?)\s+([0-9]{1,6}(?:\.[0-
 _DECIMALS = 3
 
 
-def of_line(row: Row, name: str) -> dict[str, Any]:
+def of_line(row: Row) -> dict[str, Any]:
     line = text_of(row, "line")
     found = _LINE.fullmatch(line.strip())
     if found is None:
         allowed = "A line such as '3MSZA 24.3 30.4##person turn a light on.'"
         raise unusable("bad_line", f"the line is '{line[:80]}'", allowed)
     video, start, end, caption = found.groups()
-    return _record(name, video, caption, float(start), float(end), row.get("length"))
+    return _record(video, caption, float(start), float(end), row.get("length"))
 
 
-def of_row(row: Row, name: str) -> dict[str, Any]:
+def of_row(row: Row) -> dict[str, Any]:
     times = list_of(row, "timestamp")
     if len(times) != 2:
         raise unusable("bad_time_span", f"'timestamp' lists {len(times)} times", "When it begins and ends")
     start, end = (shortest(number_of({"timestamp": time}, "timestamp"), np.float16) for time in times)
-    return _record(name, called(row, "video"), text_of(row, "caption"), start, end, row.get("length"))
+    return _record(called(row, "video"), text_of(row, "caption"), start, end, row.get("length"))
 
 
-def _record(name: str, video: str, caption: str, start: float, end: float, length: float | None) -> dict[str, Any]:
+def _record(video: str, caption: str, start: float, end: float, length: float | None) -> dict[str, Any]:
     caption = caption.strip()
     if not caption:
         raise unusable("empty_question", "the sentence is empty", "What happens in the video")
@@ -83,80 +82,64 @@ def _record(name: str, video: str, caption: str, start: float, end: float, lengt
     start, end = round(start, _DECIMALS), round(end if length is None else min(end, length), _DECIMALS)
     if not 0 <= start < end:
         shown = "" if length is None else f" of a video of {plain_number(length)} s"
-        raise unusable(
-            "bad_time_span",
-            f"it happens from {plain_number(start)} to {plain_number(end)} s{shown}",
-            "A span that begins in the video and ends later",
-        )
+        came = f"it happens from {plain_number(start)} to {plain_number(end)} s{shown}"
+        raise unusable("bad_time_span", came, "A span that begins in the video and ends later")
     return {
-        "problem_id": name,
         "problem": f"When does this happen in the video: {caption}",
-        "data_type": "video",
         **answered("time span", f"[{plain_number(start)}, {plain_number(end)}]"),
         "path": video_file(video),
-        "data_source": "charades_sta",
         "details": {"sentence": caption} | ({} if length is None else {"duration": length}),
     }
 
 
 def _lines(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     lengths = _lengths(path)
-    for place, row in text_lines(path):
+    for location, row in text_lines(path):
         video = row["line"].partition("##")[0].split()[:1]
-        yield place, row | {"length": lengths.get(video[0]) if video else None}
+        yield location, row | {"length": lengths.get(video[0]) if video else None}
 
 
 def _rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     lengths = _lengths(path)
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         known = isinstance(row, dict) and isinstance(row.get("video"), str)
-        yield place, row | {"length": lengths.get(PurePosixPath(row["video"]).stem)} if known else row
+        yield location, row | {"length": lengths.get(PurePosixPath(row["video"]).stem)} if known else row
 
 
 def _lengths(path: Path) -> dict[str, float]:
     """Seconds of each video that the tables beside the annotations list."""
     lengths: dict[str, float] = {}
     for table in files_beside(path, TABLES):
-        for place, row in read_rows(table):
+        for location, row in read_rows(table):
             try:
                 row = object_of(row, "a row")
                 lengths[called(row, "id")] = number_of({"length": float(row["length"])}, "length")
             except (SampleError, KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"'{printable(str(table), 300)}:{place}' has no length of a video. A table of Charades, with "
+                    f"'{printable(str(table), 300)}:{location}' has no length of a video. A table of Charades, with "
                     "columns id and length (in seconds), is expected beside the annotations. Copy it from the project "
                     "again, or remove it: spans are not cut at the videos' ends then."
                 ) from error
     return lengths
 
 
-CHARADES_STA = DataSet(
-    "charades_sta",
-    (
-        Form(
-            "charades_sta_{train,test}.txt",
-            in_folders(("", "*/"), "charades_sta_train.txt", "charades_sta_test.txt"),
-            ("line",),
-            of_line,
-            rows=_lines,
-            suffixes=(".txt",),
-            beside=TABLES,
-        ),
-        Form(
-            "lmms-lab/charades_sta",
-            {"train": (), "eval": ("data:test", ".:test")},
-            ("video", "caption", "timestamp"),
-            of_row,
-            rows=_rows,
-            suffixes=(".parquet",),
-            beside=TABLES,
-        ),
-    ),
-    media=CHARADES,
-    shared=CHARADES_SHARED,
+_LINES = Form(
+    "charades_sta_{train,test}.txt",
+    in_folders(("", "*/"), "charades_sta_train.txt", "charades_sta_test.txt"),
+    ("line",),
+    of_line,
+    rows=_lines,
+    suffixes=(".txt",),
+    beside=TABLES,
 )
-
-main = pipeline(CHARADES_STA, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+_PARQUET = Form(
+    "lmms-lab/charades_sta",
+    {"train": (), "eval": ("data:test", ".:test")},
+    ("video", "caption", "timestamp"),
+    of_row,
+    rows=_rows,
+    suffixes=(".parquet",),
+    beside=TABLES,
+)
+CHARADES_STA = DataSet("charades_sta", (_LINES, _PARQUET), media=CHARADES, shared=CHARADES_SHARED)
+main = pipeline(CHARADES_STA, __doc__, __name__)

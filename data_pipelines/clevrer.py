@@ -26,11 +26,10 @@ Record: {"problem_id": "video_10000_11", "problem": "Which of the following is r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
@@ -81,49 +80,31 @@ def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
     return listed_questions(row, name, "questions", "question_id", PurePosixPath(video).stem, video=video)
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
-    asked = object_of(row["asked"], "the question")
-    category = text_of(asked, "question_type")
+def to_record(row: Row) -> dict[str, Any]:
+    question = object_of(row["question"], "the question")
+    category = text_of(question, "question_type")
     if category == "descriptive":
-        answered = _word(called(asked, "answer"))
+        answer = called(question, "answer")
+        kinds = {"yes/no": answer in ("yes", "no"), "numerical": answer.isascii() and answer.isdigit(),
+                 "exact": answer in _WORDS}  # fmt: skip
+        kind = next((kind for kind, fits in kinds.items() if fits), None)
+        if kind is None:
+            allowed = f"yes, no, a number, {', '.join(_WORDS)}"
+            raise unusable("unknown_answer", f"'answer' is '{answer[:80]}'", allowed)
+        fields = answered(kind, answer)
     elif category in _OF_CHOICES:
-        answered = _selected([object_of(choice, "a choice") for choice in list_of(asked, "choices")])
+        choices = [object_of(choice, "a choice") for choice in list_of(question, "choices")]
+        options = lettered(texts_of([choice.get("choice") for choice in choices], "'choices'"))
+        judged = [text_of(choice, "answer") for choice in choices]
+        unknown = next((judgement for judgement in judged if judgement not in ("correct", "wrong")), None)
+        if unknown is not None:
+            raise unusable("unknown_answer", f"a choice is '{unknown[:80]}'", "correct or wrong")
+        letters = [option[0] for option, judgement in zip(options, judged, strict=True) if judgement == "correct"]
+        fields = answered("multiple select", ", ".join(letters) or NONE_RIGHT, options)
     else:
         expected = f"descriptive, {', '.join(_OF_CHOICES[:-1])} or {_OF_CHOICES[-1]}"
         raise unusable("unknown_question_type", f"'question_type' is '{category[:80]}'", expected)
-    return {
-        "problem_id": name,
-        "problem": text_of(asked, "question"),
-        "data_type": "video",
-        **answered,
-        "path": video_file(row["video"]),
-        "data_source": "clevrer",
-        "category": category,
-    }
-
-
-def _word(answer: str) -> dict[str, Any]:
-    """The kind of answer that checks a word best, and its tags."""
-    if answer in ("yes", "no"):
-        kind = "yes/no"
-    elif answer.isascii() and answer.isdigit():
-        kind = "numerical"
-    elif answer in _WORDS:
-        kind = "exact"
-    else:
-        raise unusable("unknown_answer", f"'answer' is '{answer[:80]}'", f"yes, no, a number, {', '.join(_WORDS)}")
-    return answered(kind, answer)
-
-
-def _selected(choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    texts = texts_of([choice.get("choice") for choice in choices], "'choices'")
-    judged = [text_of(choice, "answer") for choice in choices]
-    unknown = next((judgement for judgement in judged if judgement not in ("correct", "wrong")), None)
-    if unknown is not None:
-        raise unusable("unknown_answer", f"a choice is '{unknown[:80]}'", "correct or wrong")
-    options = lettered(texts)
-    letters = [option[0] for option, judgement in zip(options, judged, strict=True) if judgement == "correct"]
-    return answered("multiple select", ", ".join(letters) or NONE_RIGHT, options)
+    return {"problem": text_of(question, "question"), **fields, "path": video_file(row["video"]), "category": category}
 
 
 def clevrers_in(folder: PurePosixPath, beside: Collection[str]) -> Callable[[str], bool]:
@@ -167,24 +148,13 @@ def _number(stem: str) -> int:
     return int(found[1]) if found and len(found[1]) <= 5 else -1
 
 
-CLEVRER = DataSet(
-    "clevrer",
-    (
-        Form(
-            "{train,validation}.json",
-            in_folders(("", "*/"), "train.json", "validation.json"),
-            ("video_filename", "questions"),
-            to_record,
-            questions=questions,
-            suffixes=(".json",),
-        ),
-    ),
-    media=_VIDEOS,
-    shared=_SHARED,
-    own_in=clevrers_in,
+_FORM = Form(
+    "{train,validation}.json",
+    in_folders(("", "*/"), "train.json", "validation.json"),
+    ("video_filename", "questions"),
+    to_record,
+    questions=questions,
+    suffixes=(".json",),
 )
-
-main = pipeline(CLEVRER, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+CLEVRER = DataSet("clevrer", (_FORM,), media=_VIDEOS, shared=_SHARED, own_in=clevrers_in)
+main = pipeline(CLEVRER, __doc__, __name__)

@@ -15,27 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipelines import run
-from data_pipelines.engine.output_folder import (
-    adopt,
-    claim,
-    find_prepared,
-    locked,
-    own_manifest,
-    settle,
-    write_manifest,
-)
-from data_pipelines.flashes import (
-    POSITIONS,
-    RENDER_VERSION,
-    SEEN_ORDERS,
-    UNSEEN_ORDERS,
-    Clip,
-    Order,
-    draw,
-    encode_mp4,
-    make_clips,
-)
+from data_pipelines import flashes, run
+from data_pipelines.engine import output_folder
+from data_pipelines.flashes import SEEN_ORDERS, UNSEEN_ORDERS, Clip, Order
 from vlm_pg.data.prepared import MANIFEST
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import ConfigError, printable
@@ -89,25 +71,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     out: Path = arguments.out
     identity = {
         "pipeline": PIPELINE,
-        "render_version": RENDER_VERSION,
+        "render_version": flashes.RENDER_VERSION,
         **{name: getattr(arguments, name) for name in ("seed", "train", "eval")},
     }
-    with locked(out):
+    with output_folder.locked(out):
         if arguments.overwrite:
             _clear(out)
-        if find_prepared(out, identity) is not None:
-            settle(out)
+        if output_folder.find_prepared(out, identity) is not None:
+            output_folder.settle(out)
             print(f"{out} is already prepared: {arguments.train} training and 2 x {arguments.eval} evaluation clips.")
             return 0
-        claim(out, _NAMES)
+        output_folder.claim(out, _NAMES)
         files = {}
         for split in SPLITS:
             count = arguments.train if split.name == "train" else arguments.eval
             samples = _render_split(split, count, arguments.seed, out)
             write_records(out / split.records, samples)
             files[split.records] = len(samples)
-        write_manifest(out, identity, files)
-        settle(out)
+        output_folder.write_manifest(out, identity, files)
+        output_folder.settle(out)
     print(f"Wrote {', '.join(f'{name} ({count} clips)' for name, count in files.items())} to {out}.")
     return 0
 
@@ -116,7 +98,7 @@ def _render_split(split: Split, count: int, seed: int, out: Path) -> list[Sample
     """Write the clips of one split and return their records, whose gold answers are checked."""
     (out / split.clips).mkdir(parents=True, exist_ok=True)
     samples = []
-    clips = make_clips(count, split.orders, POSITIONS, (seed, split.key))
+    clips = flashes.make_clips(count, split.orders, flashes.POSITIONS, (seed, split.key))
     with Bar(f"Rendering {split.name} clips", count) as bar:
         for index, clip in enumerate(clips):
             write_clip(clip, out / split.clip(index))
@@ -146,16 +128,15 @@ def to_sample(clip: Clip, sample_id: str, media: MediaRef, category: str) -> Sam
 def write_clip(clip: Clip, path: Path) -> None:
     """Write one mp4 that appears whole or not at all."""
     with replacing(path, durable=False) as file:
-        encode_mp4(draw(clip), Path(file.name))
+        flashes.encode_mp4(flashes.draw(clip), Path(file.name))
 
 
 def _clear(out: Path) -> None:
     """Remove the files of an earlier run of this pipeline, as its manifest lists them, and nothing else.
 
-    Raises:
-        ConfigError: another pipeline prepared the folder, or other files have names of clips.
+    Raises ConfigError: another pipeline prepared the folder, or other files have names of clips.
     """
-    manifest = own_manifest(out)
+    manifest = output_folder.own_manifest(out)
     if manifest is None:
         return
     if manifest["arguments"].get("pipeline") != PIPELINE or "render_version" not in manifest["arguments"]:
@@ -175,7 +156,7 @@ def _clear(out: Path) -> None:
                 f"{MANIFEST} does not list: other files are not replaced. Clips of this program's alone are "
                 "expected. Choose another --out, or move them away."
             )
-    adopt(out, [MANIFEST, *_NAMES])
+    output_folder.adopt(out, [MANIFEST, *_NAMES])
     (out / MANIFEST).unlink()
     for split in SPLITS:
         for name in (*([split.records] if split.records in manifest["files"] else []), *ours[split]):

@@ -73,14 +73,9 @@ class Clip:
     options: Order
 
     @property
-    def asked_colour(self) -> str:
-        """The colour that answers the question."""
-        return self.order[POSITIONS.index(self.position)]
-
-    @property
     def answer(self) -> str:
         """The letter of the option that answers the question."""
-        return "ABCD"[self.options.index(self.asked_colour)]
+        return "ABCD"[self.options.index(self.order[POSITIONS.index(self.position)])]
 
 
 def make_clips(count: int, orders: tuple[Order, ...], positions: tuple[str, ...], key: tuple[int, ...]) -> list[Clip]:
@@ -96,10 +91,10 @@ def make_clips(count: int, orders: tuple[Order, ...], positions: tuple[str, ...]
             rng.shuffle(cells)
         order, position, letter = cells[index % len(cells)]
         order = tuple(str(colour) for colour in order)
-        asked = order[POSITIONS.index(str(position))]
-        others = [colour for colour in order if colour != asked]
-        options = [others[place] for place in rng.permutation(len(others))]
-        options.insert(int(letter), asked)
+        answer = order[POSITIONS.index(str(position))]
+        others = [colour for colour in order if colour != answer]
+        options = [others[i] for i in rng.permutation(len(others))]
+        options.insert(int(letter), answer)
         clips.append(Clip((*key, index), order, str(position), tuple(options)))
     return clips
 
@@ -111,11 +106,11 @@ def draw(clip: Clip) -> np.ndarray:
     background = rng.uniform(60, 190) + rng.uniform(-12, 12, size=3)
     noise_level = rng.uniform(2, 12)
     frames = np.empty((len(clip.order) * FRAMES_PER_COLOUR, FRAME_SIDE, FRAME_SIDE, 3), dtype=np.uint8)
-    for place, colour in enumerate(clip.order):
+    for index, colour in enumerate(clip.order):
         shade = np.asarray(_RGB[colour]) + rng.uniform(-18, 18, size=3)
         for repeat in range(FRAMES_PER_COLOUR):
             picture = np.where(mask, shade, background) + rng.normal(0, noise_level, (FRAME_SIDE, FRAME_SIDE, 1))
-            frames[place * FRAMES_PER_COLOUR + repeat] = picture.clip(0, 255).round()
+            frames[index * FRAMES_PER_COLOUR + repeat] = picture.clip(0, 255).round()
     return frames
 
 

@@ -62,7 +62,7 @@ from data_pipelines.engine.annotation_files import read_alone, refuse_inside
 from data_pipelines.engine.command import is_prepared, prepare
 from data_pipelines.engine.dataset import TABLES, DataSet, Form, keyed_rows, one_object
 from data_pipelines.engine.field_map import FieldMap, mapped_questions, mapped_record, read_map
-from data_pipelines.engine.hub import LOST, UnknownOrigin, count_lost, fetch, rows_and_lost, shard_of
+from data_pipelines.engine.hub import LOST, UnknownOrigin, fetch, read_lost, rows_and_lost, shard_of
 from vlm_pg.errors import ConfigError, printable
 
 GENERIC = DataSet("generic", ())
@@ -168,7 +168,7 @@ def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> 
         )
     for split in own.hub_splits:
         path = fetch(own.hub, own.hub_config, split, own.hub_folder, own.hub_revision)
-        lost = count_lost(own.hub_folder / shard_of(split))
+        lost = sum(1 for _ in read_lost(own.hub_folder / shard_of(split)))
         refused = f" {lost} rows of its files cannot be read; each is refused with its line." if lost else ""
         print(f"{path} is there.{refused}")
     return [str(own.hub_folder)]

@@ -23,11 +23,10 @@ Record: {"problem_id": "2401", "problem": "Find $x$.", "data_type": "image", "pr
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, check_removed_marks, lettered, without_sentences
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders, one_object, read_rows
@@ -41,57 +40,43 @@ _DIAGRAM = "img_diagram.png"
 _MOST = 3_302
 
 
-def by_id_or_folder(row: Row, name: str) -> Iterable[tuple[str, Row]]:
-    """A row of InterGPS under its id, which its folder is called by, too."""
-    return named("id")(row, Path(row["file"]).absolute().parent.name)
-
-
-def of_intergps(row: Row, name: str) -> dict[str, Any]:
+def of_intergps(row: Row) -> dict[str, Any]:
     """The record of a folder of InterGPS."""
-    choices = _choices(row)
+    choices = texts_of(list_of(row, "choices"), "'choices'")
     split, folder = Path(row["file"]).absolute().parts[-3:-1]
     goals = row.get("problem_type_goal")
     goals = [goals] if isinstance(goals, str) else goals
     is_told = isinstance(goals, list) and all(isinstance(goal, str) for goal in goals)
     return {
-        "problem_id": name,
         "problem": text_of(row, "problem_text"),
         "data_type": "image",
         **answered("multiple choice", _letter(row, "answer", choices), lettered(choices)),
         "path": f"{split}/{folder}/{_DIAGRAM}",
-        "data_source": "geometry3k",
         "category": ", ".join(goals) if is_told and goals else None,
     }
 
 
-def of_parquet(row: Row, name: str) -> dict[str, Any]:
+def of_parquet(row: Row) -> dict[str, Any]:
     """One row of hiyouga's Parquet as a record."""
     gold = answer_text(row, "answer")
     if row.get("ground_truth") and row.get("choices"):
-        choices = _choices(row)
+        choices = texts_of(list_of(row, "choices"), "'choices'")
         chosen = choices[string.ascii_uppercase.index(_letter(row, "ground_truth", choices))]
         # equal for "5 \sqrt { 2 }", "$5\sqrt{2}$" and "5√2"
         if unspaced(statement(chosen)) != unspaced(statement(gold)):
-            raise unusable(
-                "ambiguous_answer", f"'ground_truth' is '{chosen[:80]}', 'answer' is '{gold[:80]}'", "One right answer"
-            )
+            came = f"'ground_truth' is '{chosen[:80]}', 'answer' is '{gold[:80]}'"
+            raise unusable("ambiguous_answer", came, "One right answer")
     images = row["images"] if isinstance(row["images"], list) else [row["images"]]
-    asked = text_of(row, "problem")
-    problem = without_sentences(asked, ("<image>",))
+    text = text_of(row, "problem")
+    problem = without_sentences(text, ("<image>",))
     if images:  # a row without any is refused for that
-        check_removed_marks(asked, problem, len(images))
+        check_removed_marks(text, problem, len(images))
     return {
-        "problem_id": name,
         "problem": problem,
         "data_type": "image",
         **answered("mathematics", gold),
         "path": images[0] if len(images) == 1 else images,
-        "data_source": "geometry3k",
     }
-
-
-def _choices(row: Row) -> list[str]:
-    return texts_of(list_of(row, "choices"), "'choices'")
 
 
 def _letter(row: Row, field: str, choices: Sequence[str]) -> str:
@@ -113,33 +98,24 @@ def _few_rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
         yield row
 
 
-GEOMETRY3K = DataSet(
-    "geometry3k",
-    (
-        Form(
-            "InterGPS' <split>/<id>/data.json, one object a file",
-            in_folders(("", "data/geometry3k/"), "train/*/data.json", "test/*/data.json"),
-            ("problem_text", "choices", "answer", "file"),
-            of_intergps,
-            rows=one_object,
-            questions=by_id_or_folder,
-            suffixes=(".json",),
-        ),
-        Form(
-            "hiyouga's Parquet",
-            {"train": (".:train",), "eval": (".:test",)},
-            ("images", "problem", "answer"),
-            of_parquet,
-            rows=_few_rows,
-            questions=named("id"),
-            suffixes=(".parquet",),
-        ),
-    ),
-    media=("data/geometry3k", "geometry3k"),
-    by_name=False,
+_FOLDERS = Form(
+    "InterGPS' <split>/<id>/data.json, one object a file",
+    in_folders(("", "data/geometry3k/"), "train/*/data.json", "test/*/data.json"),
+    ("problem_text", "choices", "answer", "file"),
+    of_intergps,
+    rows=one_object,
+    # A folder of InterGPS is called by the id, too.
+    questions=lambda row, name: named("id")(row, Path(row["file"]).absolute().parent.name),
+    suffixes=(".json",),
 )
-
-main = pipeline(GEOMETRY3K, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+_PARQUET = Form(
+    "hiyouga's Parquet",
+    {"train": (".:train",), "eval": (".:test",)},
+    ("images", "problem", "answer"),
+    of_parquet,
+    rows=_few_rows,
+    questions=named("id"),
+    suffixes=(".parquet",),
+)
+GEOMETRY3K = DataSet("geometry3k", (_FOLDERS, _PARQUET), media=("data/geometry3k", "geometry3k"), by_name=False)
+main = pipeline(GEOMETRY3K, __doc__, __name__)

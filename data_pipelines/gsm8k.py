@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row
@@ -32,7 +31,7 @@ _CALCULATION = re.compile(r"<<[^<>]*>>")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     process, _, gold = plain_number(row["answer"]).rpartition(_BEFORE_GOLD)
     gold = gold.strip().replace(",", "")
     if not _NUMBER.fullmatch(gold):
@@ -42,32 +41,22 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
             "one, is expected. Correct it, or remove the row.",
         )
     return {
-        "problem_id": name,
         "problem": first_of(row, "question", "problem"),
         "data_type": "text",
         **answered("numerical", gold),
         "process": _CALCULATION.sub("", process).strip(),
-        "data_source": "gsm8k",
     }
 
 
-GSM8K = DataSet(
-    "gsm8k",
-    (
-        Form(
-            "{train,test}.jsonl or main/*.parquet",
-            {
-                "train": ("train.jsonl", "grade_school_math/data/train.jsonl", "main:train", ".:train"),
-                "eval": ("test.jsonl", "grade_school_math/data/test.jsonl", "main:test", ".:test"),
-            },
-            (("question", "problem"), "answer"),
-            to_record,
-            foreign=WITH_MEDIA | WITH_OPTIONS,
-        ),
-    ),
+_FORM = Form(
+    "{train,test}.jsonl or main/*.parquet",
+    {
+        "train": ("train.jsonl", "grade_school_math/data/train.jsonl", "main:train", ".:train"),
+        "eval": ("test.jsonl", "grade_school_math/data/test.jsonl", "main:test", ".:test"),
+    },
+    (("question", "problem"), "answer"),
+    to_record,
+    foreign=WITH_MEDIA | WITH_OPTIONS,
 )
-
-main = pipeline(GSM8K, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+GSM8K = DataSet("gsm8k", (_FORM,))
+main = pipeline(GSM8K, __doc__, __name__)

@@ -41,7 +41,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import open_or_choice, without_mark, without_sentences
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
@@ -65,20 +64,18 @@ def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
         yield name if len(turns) <= 2 else f"{name}-{number}", pair
 
 
-def to_record(question: Row, name: str) -> dict[str, Any]:
+def to_record(question: Row) -> dict[str, Any]:
     """One turn as a record."""
-    asked, gold = _said(question["turns"])
-    asked = without_mark(asked)
-    fields = open_or_choice(without_sentences(asked, _INSTRUCTIONS), gold)
-    if asked.endswith(_ASKS_FOR_LETTER) and not fields["options"]:
+    turns = question["turns"]
+    speakers = [turn.get("from") if isinstance(turn, Mapping) else type(turn).__name__ for turn in turns]
+    if speakers != ["human", "gpt"]:
+        raise unusable("bad_dialogue", f"the turns are of {speakers}", "A turn of 'human', then one of 'gpt',")
+    text, gold = (text_of(turn, "value") for turn in turns)
+    text = without_mark(text)
+    fields = open_or_choice(without_sentences(text, _INSTRUCTIONS), gold)
+    if text.endswith(_ASKS_FOR_LETTER) and not fields["options"]:
         raise unusable("too_few_options", "the question asks for a letter and has no options", "Options as lines")
-    return {
-        "problem_id": name,
-        "data_type": "video",
-        **fields,
-        "path": text_of(question, "video"),
-        "data_source": text_of(question, "data_source"),
-    }
+    return {**fields, "path": text_of(question, "video"), "data_source": text_of(question, "data_source")}
 
 
 def subset(question: Row, annotations: Path) -> str:
@@ -88,34 +85,14 @@ def subset(question: Row, annotations: Path) -> str:
     return source if is_subset and not _SUBSET.fullmatch(folder) else folder
 
 
-def _said(turns: list[Any]) -> tuple[str, str]:
-    """What is asked and what is answered."""
-    speakers = [turn.get("from") if isinstance(turn, Mapping) else type(turn).__name__ for turn in turns]
-    if speakers != ["human", "gpt"]:
-        raise unusable("bad_dialogue", f"the turns are of {speakers}", "A turn of 'human', then one of 'gpt',")
-    asked, answered = turns
-    return text_of(asked, "value"), text_of(answered, "value")
-
-
-LLAVA_VIDEO_178K = DataSet(
-    "llava_video_178k",
-    (
-        Form(
-            "SUBSET/*_processed.json",
-            {"train": ("[0-9]*/[0-9]*_processed.json", "[0-9]*_processed.json"), "eval": ()},
-            ("conversations", "video", "data_source"),
-            to_record,
-            questions=questions,
-            foreign={"question_type": "VSI-590K ('vlm-pg prepare vsi')"},
-            folder=subset,
-        ),
-    ),
-    media=(),
-    called=_SUBSET,
-    by_name=False,
+_FORM = Form(
+    "SUBSET/*_processed.json",
+    {"train": ("[0-9]*/[0-9]*_processed.json", "[0-9]*_processed.json"), "eval": ()},
+    ("conversations", "video", "data_source"),
+    to_record,
+    questions=questions,
+    foreign={"question_type": "VSI-590K ('vlm-pg prepare vsi')"},
+    folder=subset,
 )
-
-main = pipeline(LLAVA_VIDEO_178K, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+LLAVA_VIDEO_178K = DataSet("llava_video_178k", (_FORM,), media=(), called=_SUBSET, by_name=False)
+main = pipeline(LLAVA_VIDEO_178K, __doc__, __name__)

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import open_or_choice, untagged_once, without_mark
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
@@ -47,48 +46,29 @@ _FOLDERS = ("longvila_videos", "longvideo_eval_subset*")
 _VIDEOS = (*_FOLDERS, *(f"*/{folder}" for folder in _FOLDERS))
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     fields = open_or_choice(without_mark(text_of(row, "problem")), untagged_once(text_of(row, "answer")))
     if len(fields["options"]) not in (0, _OPTIONS):
         came = f"the question has {len(fields['options'])} options"
         raise unusable("bad_options", came, f"{_OPTIONS} options, or none,")
+    videos = row["videos"]  # text, or a list of one
+    if isinstance(videos, list) and len(videos) != 1:
+        raise unusable("wrong_type", f"'videos' lists {len(videos)}", "One video")
+    video = text_of({"videos": videos[0] if isinstance(videos, list) else videos}, "videos")
     return {
-        "problem_id": name,
-        "data_type": "video",
         **fields,
         "process": row.get("reasoning"),
-        "path": _video(row),
-        "data_source": LONGVIDEO_REASON.name,
+        "path": video,
         "category": row.get("problem_type"),
         "details": published(row, "problem_type"),
     }
 
 
-def _video(row: Row) -> str:
-    """The one video of a row, given as text or in a list."""
-    videos = row["videos"]
-    if not isinstance(videos, list):
-        return text_of(row, "videos")
-    if len(videos) != 1:
-        raise unusable("wrong_type", f"'videos' lists {len(videos)}", "One video")
-    return text_of({"videos": videos[0]}, "videos")
-
-
-LONGVIDEO_REASON = DataSet(
-    "longvideo_reason",
-    (
-        Form(
-            "{train,val,test,openended}.jsonl",
-            {"train": ("train.jsonl",), "eval": ("test.jsonl",)},
-            ("problem", "videos", "answer"),
-            to_record,
-        ),
-    ),
-    media=_VIDEOS,
-    shared={"videos": ""},
+_FORM = Form(
+    "{train,val,test,openended}.jsonl",
+    {"train": ("train.jsonl",), "eval": ("test.jsonl",)},
+    ("problem", "videos", "answer"),
+    to_record,
 )
-
-main = pipeline(LONGVIDEO_REASON, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+LONGVIDEO_REASON = DataSet("longvideo_reason", (_FORM,), media=_VIDEOS, shared={"videos": ""})
+main = pipeline(LONGVIDEO_REASON, __doc__, __name__)

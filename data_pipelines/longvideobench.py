@@ -32,10 +32,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, letter_at, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
@@ -55,16 +55,13 @@ _DETAILS = (
 _CLOCK = re.compile(r"(\d{1,3}):(\d{1,2}):(\d{1,2}(?:\.\d{1,9})?)", re.ASCII)
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     texts = _candidates(row)
     return {
-        "problem_id": name,
         "problem": text_of(row, "question"),
-        "data_type": "video",
         **answered("multiple choice", letter_at(called(row, "correct_choice"), len(texts)), lettered(texts)),
         "path": text_of(row, "video_path"),
         "subtitles": _subtitles(row),
-        "data_source": "longvideobench",
         "category": text_of(row, "question_category"),
         "details": {field: row[field] for field in _DETAILS if row.get(field) is not None},
     }
@@ -78,8 +75,7 @@ def cues_of(subtitles: Sequence[Any], zero: float, duration: float) -> Iterator[
         zero: where the clip begins in the video that they belong to, in seconds.
         duration: of the clip, in seconds.
 
-    Raises:
-        SampleError: ``bad_subtitles``: one is of neither form, or ends before it begins.
+    Raises SampleError: ``bad_subtitles``: one is of neither form, or ends before it begins.
     """
     for one in subtitles:
         start, end, text = _read(one, zero + duration)
@@ -148,42 +144,30 @@ def _candidates(row: Row) -> list[str]:
 def _with_subtitles(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows with the file of their video's subtitles, where it lies beside the annotations."""
     files = {file.name: str(file) for file in files_beside(path, _SUBTITLES)}
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         if isinstance(row, Mapping):
             row = {**row, "subtitle_file": files.get(str(row.get("subtitle_path")))}
-        yield place, row
+        yield location, row
 
 
-def _form(name: str, files: tuple[str, ...], suffix: str, options: str | tuple[str, ...]) -> Form:
-    return Form(
-        name,
-        {"eval": files},
-        ("id", "question", "video_path", "question_category", options),
-        to_record,
-        rows=_with_subtitles,
-        questions=named("id"),
-        suffixes=(suffix,),
-        beside=_SUBTITLES,
-        subtitled=True,
-    )
-
-
-LONGVIDEOBENCH = DataSet(
-    "longvideobench",
-    (
-        _form("lvb_val.json", ("lvb_val.json", "*/lvb_val.json"), ".json", "candidates"),
-        _form(
-            "LongVideoBench's Parquet",
-            (".:validation", "[Ll]ong[Vv]ideo[Bb]ench*:validation"),
-            ".parquet",
-            ("candidates", "option0"),
-        ),
-    ),
-    media=("[Ll]ong[Vv]ideo[Bb]ench*/videos",),
-    shared={"videos": ""},
+_JSON = Form(
+    "lvb_val.json",
+    {"eval": ("lvb_val.json", "*/lvb_val.json")},
+    ("id", "question", "video_path", "question_category", "candidates"),
+    to_record,
+    rows=_with_subtitles,
+    questions=named("id"),
+    suffixes=(".json",),
+    beside=_SUBTITLES,
+    subtitled=True,
 )
-
-main = pipeline(LONGVIDEOBENCH, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+_PARQUET = replace(
+    _JSON,
+    name="LongVideoBench's Parquet",
+    files={"eval": (".:validation", "[Ll]ong[Vv]ideo[Bb]ench*:validation")},
+    columns=("id", "question", "video_path", "question_category", ("candidates", "option0")),
+    suffixes=(".parquet",),
+)
+_VIDEOS = ("[Ll]ong[Vv]ideo[Bb]ench*/videos",)
+LONGVIDEOBENCH = DataSet("longvideobench", (_JSON, _PARQUET), media=_VIDEOS, shared={"videos": ""})
+main = pipeline(LONGVIDEOBENCH, __doc__, __name__)

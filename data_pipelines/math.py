@@ -24,11 +24,9 @@ Record: {"problem_id": "train/algebra/1.json", "problem": "Half of one?", "data_
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import WITH_MEDIA, WITH_OPTIONS, DataSet, Form, Row, in_folders, one_object
@@ -41,13 +39,13 @@ _SPLITS = ("train", "test")
 _BOXES = ("\\boxed", "\\fbox")
 
 
-def by_place(row: Row, name: str) -> Iterable[tuple[str, Row]]:
+def _called_by_path(row: Row, name: str) -> list[tuple[str, Row]]:
     """The row of a file of MATH, called as MATH-500 calls it: "train/algebra/1.json"."""
-    place = Path(row["file"]).absolute().parts[-3:]
-    return [("/".join(place) if place[0] in _SPLITS else name, row)]
+    parts = Path(row["file"]).absolute().parts[-3:]
+    return [("/".join(parts) if parts[0] in _SPLITS else name, row)]
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     """One row as a record. MATH calls the subject ``type``, MATH-500 ``subject``."""
     solution, subject = first_of(row, *_SOLUTION), row.get("subject") or row.get("type")
     if first_of(row, *_ANSWER) is not None:
@@ -55,14 +53,12 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     elif boxed := last_boxed(answer_text(row, *_SOLUTION)):
         gold = boxed
     else:
-        raise unusable(
-            "no_gold_answer", f"the row has no 'answer' and no \\boxed{{...}} in '{str(solution)[-80:]}'", "One of them"
-        )
+        came = f"the row has no 'answer' and no \\boxed{{...}} in '{str(solution)[-80:]}'"
+        raise unusable("no_gold_answer", came, "One of them")
     if _BEFORE_GOLD in gold:
         came = f"the answer ends in '{gold[-80:]}', as GSM8K's do ('vlm-pg prepare gsm8k')"
         raise unusable("other_data_set", came, "The answer alone")
     return {
-        "problem_id": name,
         "problem": first_of(row, *_PROBLEM),
         "data_type": "text",
         **answered("mathematics", gold),
@@ -85,48 +81,40 @@ def last_boxed(solution: str) -> str | None:
     if not rest.startswith("{"):
         return rest[:1].strip("$") or None
     depth = 0
-    for place, sign in enumerate(rest):
+    for index, sign in enumerate(rest):
         # A brace behind a backslash is a sign of the text, not one of LaTeX's own.
-        if sign in "{}" and rest[place - 1] != "\\":
+        if sign in "{}" and rest[index - 1] != "\\":
             depth += 1 if sign == "{" else -1
             if depth == 0:
-                return rest[1:place].strip() or None
+                return rest[1:index].strip() or None
     return None
 
 
-MATH = DataSet(
-    "math",
-    (
-        Form(
-            "MATH-500's test.jsonl",
-            {"eval": ("test.jsonl", "MATH-500/test.jsonl")},
-            ("problem", "answer", "unique_id"),
-            to_record,
-            questions=named("unique_id"),
-            suffixes=(".json", ".jsonl", ".parquet"),
-            foreign=WITH_MEDIA | WITH_OPTIONS,
-        ),
-        Form(
-            "MATH/{train,test}/<subject>/<n>.json, one object a file",
-            in_folders(("", "MATH/"), "train/*/*.json", "test/*/*.json"),
-            ("problem", "solution", "type", "file"),
-            to_record,
-            rows=one_object,
-            questions=by_place,
-            suffixes=(".json",),
-        ),
-        Form(
-            "Parquet of a subject, or rows of problem and answer",
-            {"train": ("train.jsonl", ".:train", "[a-z]*:train"), "eval": ("test.jsonl", ".:test", "[a-z]*:test")},
-            (_PROBLEM, _SOLUTION + _ANSWER),
-            to_record,
-            questions=named("unique_id"),
-            foreign=WITH_MEDIA | WITH_OPTIONS,
-        ),
-    ),
+_MATH_500 = Form(
+    "MATH-500's test.jsonl",
+    {"eval": ("test.jsonl", "MATH-500/test.jsonl")},
+    ("problem", "answer", "unique_id"),
+    to_record,
+    questions=named("unique_id"),
+    suffixes=(".json", ".jsonl", ".parquet"),
+    foreign=WITH_MEDIA | WITH_OPTIONS,
 )
-
-main = pipeline(MATH, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+_FILES = Form(
+    "MATH/{train,test}/<subject>/<n>.json, one object a file",
+    in_folders(("", "MATH/"), "train/*/*.json", "test/*/*.json"),
+    ("problem", "solution", "type", "file"),
+    to_record,
+    rows=one_object,
+    questions=_called_by_path,
+    suffixes=(".json",),
+)
+_ROWS = Form(
+    "Parquet of a subject, or rows of problem and answer",
+    {"train": ("train.jsonl", ".:train", "[a-z]*:train"), "eval": ("test.jsonl", ".:test", "[a-z]*:test")},
+    (_PROBLEM, _SOLUTION + _ANSWER),
+    to_record,
+    questions=named("unique_id"),
+    foreign=WITH_MEDIA | WITH_OPTIONS,
+)
+MATH = DataSet("math", (_MATH_500, _FILES, _ROWS))
+main = pipeline(MATH, __doc__, __name__)

@@ -31,7 +31,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, keyed_rows
@@ -47,41 +46,30 @@ _LONGEST_CHOICES = 2_000
 _INTEGER, _FLOAT = re.compile(r"-?\d+"), re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     unit = first_of(row, "unit")
     question = text_of(row, "question").strip() + (f" (Unit: {text_of(row, 'unit')})" if unit is not None else "")
-    form, fields = _checked(row)
-    picture, metadata = row.get("decoded_image"), row.get("metadata")
-    return {
-        "problem_id": name,
-        "problem": f"{question}\n{form}".strip(),
-        "data_type": "image",
-        **fields,
-        "path": picture if isinstance(picture, Embedded) else text_of(row, "image"),
-        "data_source": "mathvista",
-        "category": metadata.get("task") if isinstance(metadata, Mapping) else None,
-        "details": _details(row),
-    }
-
-
-def _details(row: Row) -> dict[str, Any]:
-    choices, metadata = row.get("choices"), row.get("metadata")
-    short = isinstance(choices, list) and sum(len(str(choice)) for choice in choices) <= _LONGEST_CHOICES
-    return {
-        **published(row, "question", "question_type", "answer_type", "precision", "unit"),
-        **(published(row, "choices") if short else {}),
-        **(published(metadata, *_METADATA) if isinstance(metadata, Mapping) else {}),
-    }
-
-
-def _checked(row: Row) -> tuple[str, dict[str, Any]]:
-    """The instruction on the answer's form, and the fields for the gold answer."""
     kind = text_of(row, "question_type")
     if kind == "free_form":
         kind = text_of(row, "answer_type")
     if kind not in _KINDS:
         raise unusable("unknown_question_type", f"the answer's type is '{kind[:80]}'", f"One of {', '.join(_KINDS)}")
-    return _KINDS[kind](row)
+    form, fields = _KINDS[kind](row)
+    picture, choices, metadata = row.get("decoded_image"), row.get("choices"), row.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    short = isinstance(choices, list) and sum(len(str(choice)) for choice in choices) <= _LONGEST_CHOICES
+    return {
+        "problem": f"{question}\n{form}".strip(),
+        "data_type": "image",
+        **fields,
+        "path": picture if isinstance(picture, Embedded) else text_of(row, "image"),
+        "category": metadata.get("task"),
+        "details": {
+            **published(row, "question", "question_type", "answer_type", "precision", "unit"),
+            **(published(row, "choices") if short else {}),
+            **published(metadata, *_METADATA),
+        },
+    }
 
 
 def _choice(row: Row) -> tuple[str, dict[str, Any]]:
@@ -97,8 +85,8 @@ def _float(row: Row) -> tuple[str, dict[str, Any]]:
     gold = _matching(_FLOAT, row, "A number in digits")
     if len(gold.partition(".")[2]) > int(precision):
         raise unusable("unknown_precision", f"'answer' is {gold[:80]}", f"At most {precision} decimals, its precision,")
-    places = f"{precision} decimal place{'s' if precision != '1' else ''}"
-    return f"Round the answer to {places}.", answered("numerical", gold)
+    decimals = f"{precision} decimal place{'s' if precision != '1' else ''}"
+    return f"Round the answer to {decimals}.", answered("numerical", gold)
 
 
 def _list(row: Row) -> tuple[str, dict[str, Any]]:
@@ -123,32 +111,22 @@ _KINDS: dict[str, Callable[[Row], tuple[str, dict[str, Any]]]] = {
     "text": lambda row: ("", answered("exact", answer_text(row, "answer"))),
 }
 
-MATHVISTA = DataSet(
-    "mathvista",
-    (
-        Form(
-            "testmini.json, an object by pid",
-            {"eval": ("testmini.json", "data/testmini.json", "annot_testmini.json")},
-            _COLUMNS,
-            to_record,
-            rows=keyed_rows("pid"),
-            questions=named("pid"),
-            suffixes=(".json",),
-        ),
-        Form(
-            "AI4Math's Parquet",
-            {"eval": (".:testmini",)},
-            _COLUMNS,
-            to_record,
-            questions=named("pid"),
-            suffixes=(".parquet", ".jsonl"),
-        ),
-    ),
-    media=("data",),
-    by_name=False,
+_JSON = Form(
+    "testmini.json, an object by pid",
+    {"eval": ("testmini.json", "data/testmini.json", "annot_testmini.json")},
+    _COLUMNS,
+    to_record,
+    rows=keyed_rows("pid"),
+    questions=named("pid"),
+    suffixes=(".json",),
 )
-
-main = pipeline(MATHVISTA, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+_PARQUET = Form(
+    "AI4Math's Parquet",
+    {"eval": (".:testmini",)},
+    _COLUMNS,
+    to_record,
+    questions=named("pid"),
+    suffixes=(".parquet", ".jsonl"),
+)
+MATHVISTA = DataSet("mathvista", (_JSON, _PARQUET), media=("data",), by_name=False)
+main = pipeline(MATHVISTA, __doc__, __name__)

@@ -29,7 +29,6 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, letter_of, lettered, open_answer
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
@@ -39,16 +38,21 @@ _CHOICE, _OPEN = "multiple-choice", "open-ended"
 _VIDEOS = "videos"
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
-    path = _path(row)
-    subject = _subject(row, path)
+def to_record(row: Row) -> dict[str, Any]:
+    # The video's address or path from the folder of the videos on.
+    name = text_of(row, "video_path", "video").strip()
+    parts = PurePosixPath(unquote(name) if "://" in name else name).parts
+    if _VIDEOS not in parts[:-1]:
+        raise unusable("bad_media", f"the video is '{name[:200]}'", f"An address with /{_VIDEOS}/ in it")
+    path = PurePosixPath(*parts[parts.index(_VIDEOS) :])
+    # The subject as the metadata name it, else as the video's folder does: "Computer Science".
+    metadata = row.get("metadata")
+    subject = first_of(metadata, "subject") if isinstance(metadata, Mapping) else None
+    subject = path.parent.name.replace("_", " ") if subject is None else subject
     return {
-        "problem_id": name,
         "problem": text_of(row, "question"),
-        "data_type": "video",
         **_answer(row),
-        "path": path,
-        "data_source": "mmvu",
+        "path": path.as_posix(),
         "category": subject,
         "details": {"subject": subject, **published(row, "question_type")},
     }
@@ -82,39 +86,13 @@ def _choices(row: Row) -> list[str]:
     return stripped
 
 
-def _path(row: Row) -> str:
-    """Where the video lies: its address or path from the folder of the videos on."""
-    name = text_of(row, "video_path", "video").strip()
-    parts = PurePosixPath(unquote(name) if "://" in name else name).parts
-    if _VIDEOS not in parts[:-1]:
-        raise unusable("bad_media", f"the video is '{name[:200]}'", f"An address with /{_VIDEOS}/ in it")
-    return "/".join(parts[parts.index(_VIDEOS) :])
-
-
-def _subject(row: Row, path: str) -> str:
-    """As the metadata name it, else as the video's folder does: "Computer Science"."""
-    metadata = row.get("metadata")
-    subject = first_of(metadata, "subject") if isinstance(metadata, Mapping) else None
-    return subject if subject is not None else PurePosixPath(path).parent.name.replace("_", " ")
-
-
-MMVU = DataSet(
-    "mmvu",
-    (
-        Form(
-            "validation.json",
-            {"eval": ("validation.json", "data/validation.json", "MMVU/validation.json", ".:validation", ".:val")},
-            (("video", "video_path"), "question_type", "question", "choices", "answer"),
-            to_record,
-            questions=named("id"),
-            suffixes=(".json", ".jsonl", ".parquet"),
-        ),
-    ),
-    media=("MMVU",),
-    by_name=False,
+_FORM = Form(
+    "validation.json",
+    {"eval": ("validation.json", "data/validation.json", "MMVU/validation.json", ".:validation", ".:val")},
+    (("video", "video_path"), "question_type", "question", "choices", "answer"),
+    to_record,
+    questions=named("id"),
+    suffixes=(".json", ".jsonl", ".parquet"),
 )
-
-main = pipeline(MMVU, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+MMVU = DataSet("mmvu", (_FORM,), media=("MMVU",), by_name=False)
+main = pipeline(MMVU, __doc__, __name__)

@@ -32,7 +32,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, read_rows
@@ -66,21 +65,18 @@ _OF_FRAMES, _FRAMES_PER_SECOND = "episodic_reasoning", 3
 _OF_CLIPS = ("action_sequence", "action_prediction", "object_interaction", "action_localization", _OF_FRAMES)
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     task = text_of(row, "task")
     if task not in FOLDERS:
         raise unusable("unknown_task", f"the file is called '{task[:80]}'", f"One of {', '.join(FOLDERS)}")
     texts = texts_of(list_of(row, "candidates"), "'candidates'")
     clip = {part: number_of(row, part) for part in ("start", "end")} if task in _OF_CLIPS else {}
     return {
-        "problem_id": name,
         "problem": text_of(row, "question"),
-        "data_type": "video",
         **answered("multiple choice", letter_of_text(text_of(row, "answer"), texts), lettered(texts)),
         "path": f"{FOLDERS[task]}/{called(row, 'video')}",
         **clip,
         **({"folder_fps": _FRAMES_PER_SECOND} if task == _OF_FRAMES else {}),
-        "data_source": "mvbench",
         "category": task,
         "details": {"task": task},
     }
@@ -88,33 +84,19 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
 
 def _of_task(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows with their task, which the name of their file tells, and their number from 1 on."""
-    for number, (place, row) in enumerate(read_rows(path), start=1):
-        yield place, {**row, "task": path.stem, "number": number} if isinstance(row, Mapping) else row
+    for number, (location, row) in enumerate(read_rows(path), start=1):
+        yield location, {**row, "task": path.stem, "number": number} if isinstance(row, Mapping) else row
 
 
-def _named(row: Row, name: str) -> list[tuple[str, Row]]:
-    """However its file is broken into lines: "action_sequence-17"."""
-    return [(f"{row['task']}-{row['number']}", row)]
-
-
-MVBENCH = DataSet(
-    "mvbench",
-    (
-        Form(
-            "json/<task>.json",
-            {"eval": ("json/*.json", "*/json/*.json")},
-            ("video", "question", "candidates", "answer"),
-            to_record,
-            rows=_of_task,
-            questions=_named,
-            suffixes=(".json",),
-        ),
-    ),
-    media=("video", "[Mm][Vv][Bb]ench/video"),
-    by_name=False,
+_FORM = Form(
+    "json/<task>.json",
+    {"eval": ("json/*.json", "*/json/*.json")},
+    ("video", "question", "candidates", "answer"),
+    to_record,
+    rows=_of_task,
+    # However its file is broken into lines: "action_sequence-17".
+    questions=lambda row, name: [(f"{row['task']}-{row['number']}", row)],
+    suffixes=(".json",),
 )
-
-main = pipeline(MVBENCH, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+MVBENCH = DataSet("mvbench", (_FORM,), media=("video", "[Mm][Vv][Bb]ench/video"), by_name=False)
+main = pipeline(MVBENCH, __doc__, __name__)

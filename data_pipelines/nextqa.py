@@ -27,7 +27,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, letter_at, lettered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
@@ -39,16 +38,13 @@ _MAP = "map_vid_vidorID.json"
 _OPTIONS = ("a0", "a1", "a2", "a3", "a4")
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     video = called(row, "video")
     texts = [text_of(row, key).strip() for key in _OPTIONS]
     return {
-        "problem_id": name,
         "problem": text_of(row, "question"),
-        "data_type": "video",
         **answered("multiple choice", letter_at(called(row, "answer"), len(texts)), lettered(texts)),
         "path": video_file(row.get("mapped") or video),
-        "data_source": "nextqa",
         "category": text_of(row, "type"),
         # Tables have it as a number, CSV as text.
         "details": published(row, "type") | {name: called(row, name) for name in published(row, "qid")},
@@ -69,34 +65,29 @@ def _rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
                 '{"2909445186": "0101/2909445186"} is expected. Copy the file from NExT-QA\'s project again, or remove '
                 "it: the folders are looked through then."
             ) from error
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         mapped = None
         with suppress(SampleError):  # it is refused later
             mapped = folders.get(called(row, "video")) if isinstance(row, dict) else None
-        yield place, row | {"mapped": mapped} if isinstance(row, dict) else row
+        yield location, row | {"mapped": mapped} if isinstance(row, dict) else row
 
 
+_FORM = Form(
+    "{train,val,test}.csv or MC/*.parquet",
+    {
+        "train": ("train.csv", "dataset/nextqa/train.csv", "nextqa/train.csv"),
+        "eval": ("val.csv", "dataset/nextqa/val.csv", "nextqa/val.csv", "MC:test", ".:test"),
+    },
+    ("video", "question", "answer", "qid", "type", *_OPTIONS),
+    to_record,
+    rows=_rows,
+    questions=named("video", "qid"),
+    beside=(_MAP,),
+)
 NEXTQA = DataSet(
     "nextqa",
-    (
-        Form(
-            "{train,val,test}.csv or MC/*.parquet",
-            {
-                "train": ("train.csv", "dataset/nextqa/train.csv", "nextqa/train.csv"),
-                "eval": ("val.csv", "dataset/nextqa/val.csv", "nextqa/val.csv", "MC:test", ".:test"),
-            },
-            ("video", "question", "answer", "qid", "type", *_OPTIONS),
-            to_record,
-            rows=_rows,
-            questions=named("video", "qid"),
-            beside=(_MAP,),
-        ),
-    ),
+    (_FORM,),
     media=("NExTVideo", "*/NExTVideo", "*/*/NExTVideo"),
     shared=dict.fromkeys(("videos", "[Nn][Ee][Xx][Tt]*/videos", "[Vv]id[Oo][Rr]/video"), "[0-9][0-9][0-9][0-9]"),
 )
-
-main = pipeline(NEXTQA, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+main = pipeline(NEXTQA, __doc__, __name__)

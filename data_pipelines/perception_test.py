@@ -37,7 +37,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.clevrer import perception_tests_in
 from data_pipelines.engine.answers import answered, letter_at, lettered
 from data_pipelines.engine.command import pipeline
@@ -69,38 +68,25 @@ _FASTEST = 100_000  # frames a second: an upper bound of real rates, and no infi
 
 def questions(row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions about a video, named after it: "video_10309_2"."""
-    shared = {
-        "video_name": row["video_name"],
-        "metadata": row["metadata"],
-        "cut": row.get("cut"),
-        "map": row.get("map"),
-    }
+    shared = {field: row.get(field) for field in ("video_name", "metadata", "cut", "map")}
     return listed_questions(row, name, "mc_question", "id", called(row, "video_name"), **shared)
 
 
-def of_question(row: Row, name: str) -> dict[str, Any]:
+def of_question(row: Row) -> dict[str, Any]:
     """One question about a video as a record."""
     metadata = object_of(row["metadata"], "'metadata'")
-    return _record(name, row, object_of(row["asked"], "the question"), metadata)
+    return _record(row, object_of(row["question"], "the question"), metadata)
 
 
-def of_row(row: Row, name: str) -> dict[str, Any]:
-    """One row of a table as a record; see ``of_question``."""
-    return _record(name, row, row, {})
-
-
-def _record(name: str, row: Row, asked: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
-    texts = texts_of(list_of(asked, "options"), "'options'")
+def _record(row: Row, question: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    texts = texts_of(list_of(question, "options"), "'options'")
     video = called(row, "video_name")
     return {
-        "problem_id": name,
-        "problem": text_of(asked, "question"),
-        "data_type": "video",
-        **answered("multiple choice", letter_at(called(asked, "answer_id"), len(texts)), lettered(texts)),
+        "problem": text_of(question, "question"),
+        **answered("multiple choice", letter_at(called(question, "answer_id"), len(texts)), lettered(texts)),
         "path": video_file(video),
         "end": _end(video, row, metadata),
-        "data_source": "perception_test",
-        "category": text_of(asked, "area"),
+        "category": text_of(question, "area"),
     }
 
 
@@ -109,11 +95,8 @@ def _end(video: str, row: Row, metadata: Mapping[str, Any]) -> float | None:
     cut, name = row.get("cut"), row.get("map")
     if cut is None:
         came = f"no {name} beside the annotations lists" if name else "neither metadata nor file name say the split of"
-        raise unusable(
-            "unknown_cut",
-            f"{came} '{video}', whose end may show the answer",
-            "The map of its split, as the project publishes it,",
-        )
+        allowed = "The map of its split, as the project publishes it,"
+        raise unusable("unknown_cut", f"{came} '{video}', whose end may show the answer", allowed)
     if cut == _WHOLE and not isinstance(cut, bool):
         return None
     frames = metadata.get("num_frames")
@@ -123,11 +106,8 @@ def _end(video: str, row: Row, metadata: Mapping[str, Any]) -> float | None:
         raise unusable("bad_cut", came, "One of its frames, or -1,")
     rate = metadata.get("frame_rate")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < _FASTEST:
-        raise unusable(
-            "no_frame_rate",
-            f"'{video}' is to be cut at frame {cut}, and its frame rate is not known",
-            "The project's own annotations, whose metadata have it,",
-        )
+        came = f"'{video}' is to be cut at frame {cut}, and its frame rate is not known"
+        raise unusable("no_frame_rate", came, "The project's own annotations, whose metadata have it,")
     # Half a frame before the one that may show the answer, so that no rounding lets it in.
     return round((cut - 0.5) / rate, 3)
 
@@ -137,16 +117,16 @@ def _with_cuts(read: Reader) -> Reader:
 
     def rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
         cuts, split_of_file = _cuts(path), _split_in(path.name)
-        for place, row in read(path):
+        for location, row in read(path):
             video = row.get("video_name") if isinstance(row, Mapping) else None
             if not isinstance(video, str):
-                yield place, row
+                yield location, row
                 continue
             metadata = row.get("metadata")
             named = metadata.get("split") if isinstance(metadata, Mapping) else None
             split = _split_in(named) if isinstance(named, str) else split_of_file
             name = f"cut_frame_mapping_{split}.json" if split else ""
-            yield place, {**row, "cut": cuts.get(name, {}).get(video), "map": name}
+            yield location, {**row, "cut": cuts.get(name, {}).get(video), "map": name}
 
     return rows
 
@@ -167,37 +147,28 @@ def _cuts(path: Path) -> Mapping[str, dict[str, Any]]:
     return maps
 
 
-PERCEPTION_TEST = DataSet(
-    "perception_test",
-    (
-        Form(
-            "mc_question_{train,valid}.json",
-            in_folders(("", "*/"), "mc_question_train.json", "mc_question_valid.json"),
-            ("metadata", "mc_question"),
-            of_question,
-            rows=_with_cuts(keyed_rows("video_name")),
-            questions=questions,
-            suffixes=(".json",),
-            beside=CUTS,
-            empty="videos without a question of multiple choice",
-        ),
-        Form(
-            "lmms-lab/PerceptionTest_Val",
-            {"train": (), "eval": ("mc_question_val:validation", ".:validation")},
-            ("video_name", "question_id", "question", "options", "answer_id", "area"),
-            of_row,
-            rows=_with_cuts(read_rows),
-            questions=named("video_name", "question_id"),
-            suffixes=(".parquet",),
-            beside=CUTS,
-        ),
-    ),
-    media=_VIDEOS,
-    shared=_SHARED,
-    own_in=perception_tests_in,
+_JSON = Form(
+    "mc_question_{train,valid}.json",
+    in_folders(("", "*/"), "mc_question_train.json", "mc_question_valid.json"),
+    ("metadata", "mc_question"),
+    of_question,
+    rows=_with_cuts(keyed_rows("video_name")),
+    questions=questions,
+    suffixes=(".json",),
+    beside=CUTS,
+    empty="videos without a question of multiple choice",
 )
-
-main = pipeline(PERCEPTION_TEST, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+_PARQUET = Form(
+    "lmms-lab/PerceptionTest_Val",
+    {"train": (), "eval": ("mc_question_val:validation", ".:validation")},
+    ("video_name", "question_id", "question", "options", "answer_id", "area"),
+    lambda row: _record(row, row, {}),
+    rows=_with_cuts(read_rows),
+    questions=named("video_name", "question_id"),
+    suffixes=(".parquet",),
+    beside=CUTS,
+)
+PERCEPTION_TEST = DataSet(
+    "perception_test", (_JSON, _PARQUET), media=_VIDEOS, shared=_SHARED, own_in=perception_tests_in
+)
+main = pipeline(PERCEPTION_TEST, __doc__, __name__)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.charades_sta import CHARADES, CHARADES_SHARED
 from data_pipelines.engine.answers import answered, letter_of_text, lettered
 from data_pipelines.engine.command import pipeline
@@ -30,39 +29,26 @@ from data_pipelines.engine.dataset import DataSet, Form, Row, in_folders
 from data_pipelines.engine.fields import called, list_of, named, number_of, object_of, text_of, texts_of, video_file
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     choices = [object_of(choice, "a choice").get("choice") for choice in list_of(row, "choices")]
     texts = texts_of(choices, "'choices'")
     return {
-        "problem_id": name,
         "problem": text_of(row, "question"),
-        "data_type": "video",
         **answered("multiple choice", letter_of_text(text_of(row, "answer"), texts), lettered(texts)),
         "path": video_file(called(row, "video_id")),
         "start": number_of(row, "start"),
         "end": number_of(row, "end"),
-        "data_source": "star",
         "category": called(row, "question_id").partition("_")[0],
     }
 
 
-STAR = DataSet(
-    "star",
-    (
-        Form(
-            "STAR_{train,val,test}.json",
-            in_folders(("", "*/"), "STAR_train.json", "STAR_val.json"),
-            ("question_id", "question", "video_id", "start", "end", "choices"),
-            to_record,
-            questions=named("question_id"),
-            suffixes=(".json",),
-        ),
-    ),
-    media=CHARADES,
-    shared=CHARADES_SHARED,
+_FORM = Form(
+    "STAR_{train,val,test}.json",
+    in_folders(("", "*/"), "STAR_train.json", "STAR_val.json"),
+    ("question_id", "question", "video_id", "start", "end", "choices"),
+    to_record,
+    questions=named("question_id"),
+    suffixes=(".json",),
 )
-
-main = pipeline(STAR, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+STAR = DataSet("star", (_FORM,), media=CHARADES, shared=CHARADES_SHARED)
+main = pipeline(STAR, __doc__, __name__)

@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, letter_of, letter_of_text, lettered, split_options
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, keyed_rows, read_rows
@@ -55,62 +54,53 @@ _LABELLED = re.compile(r"(?:Option [12]|(?:Sentence|Caption) [AB]): (.+)")
 
 
 def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
-    """The questions about a video, named after task, video, dimension and their place among those."""
+    """The questions about a video, named after task, video, dimension and number."""
     video, task = called(row, "video_id"), text_of(row, "task")
     for dim in (one for one in row if one not in _ADDED):
         shared = {"video_id": video, "task": task, "dim": dim, "fine_dim": row["fine"].get(dim)}
-        for number, asked in enumerate(list_of(row, dim), start=1):
-            yield f"{task}_{video}_{dim}_{number}", {**row["judged"].get(dim, {}), **shared, "asked": asked}
+        for number, question in enumerate(list_of(row, dim), start=1):
+            yield f"{task}_{video}_{dim}_{number}", {**row["judged"].get(dim, {}), **shared, "question": question}
 
 
-def of_question(row: Row, name: str) -> dict[str, Any]:
+def of_question(row: Row) -> dict[str, Any]:
     """One question about a video as a record; see ``to_record``."""
-    asked = object_of(row["asked"], "the question")
-    return to_record({**row, **{field: asked.get(field) for field in ("question", "answer")}}, name)
+    question = object_of(row["question"], "the question")
+    return to_record({**row, **{field: question.get(field) for field in ("question", "answer")}})
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     task, dim, video = text_of(row, "task"), text_of(row, "dim"), called(row, "video_id")
     for kind, value, known in (("task", task, _TASKS), ("dim", dim, DIMS)):
         if value not in known:
             raise unusable(f"unknown_{kind}", f"the question's {kind} is '{value[:80]}'", f"One of {', '.join(known)}")
-    asked, fields, more = _KINDS[task](row)
+    question, fields, more = _KINDS[task](row)
     details = {"task": task, "dim": dim, "video_id": video, **more}
     if first_of(row, "fine_dim") is not None:
         details["fine_dim"] = text_of(row, "fine_dim")
-    return {
-        "problem_id": name,
-        "problem": asked,
-        "data_type": "video",
-        **fields,
-        "path": video_file(video),
-        "data_source": "tempcompass",
-        "category": dim,
-        "details": details,
-    }
+    return {"problem": question, **fields, "path": video_file(video), "category": dim, "details": details}
 
 
 Fields = tuple[str, dict[str, Any], dict[str, Any]]
 
 
 def _choice(row: Row) -> Fields:
-    """What is asked, how it is answered, and the details."""
+    """Question, fields of the answer, and details."""
     published, answer = text_of(row, "question"), text_of(row, "answer")
-    asked, options = split_options(published)
+    question, options = split_options(published)
     fields = answered("multiple choice", letter_of(answer, options), options)
-    return asked, fields, {"question": published, "answer": answer}
+    return question, fields, {"question": published, "answer": answer}
 
 
 def _matching(row: Row) -> Fields:
     published, answer = text_of(row, "question"), text_of(row, "answer")
-    asked, *lines = published.strip().split("\n")
+    question, *lines = published.strip().split("\n")
     found = [_LABELLED.fullmatch(line.strip()) for line in lines]
     texts = [option[1] for option in found if option]
     if len(texts) != len(lines) or len(texts) != 2:
         came = f"{len(texts)} of the {len(lines)} lines below the question are captions"
         raise unusable("bad_options", came, "Two, as in 'Option 1: ...', 'Sentence A: ...', 'Caption A: ...',")
     letter = letter_of_text(answer, [line.strip() for line in lines])
-    return asked, answered("multiple choice", letter, lettered(texts)), {"question": published, "answer": answer}
+    return question, answered("multiple choice", letter, lettered(texts)), {"question": published, "answer": answer}
 
 
 def _yes_no(row: Row) -> Fields:
@@ -134,30 +124,25 @@ _KINDS: dict[str, Callable[[Row], Fields]] = dict(zip(_TASKS, (_choice, _yes_no,
 def _of_videos(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows of the project's own files, with what lies beside them about the row's video."""
     fine, judged = _fine_dims(path), _judged(path)
-    for place, row in keyed_rows("video_id")(path):
+    for location, row in keyed_rows("video_id")(path):
         if isinstance(row, Mapping):
             video = str(row["video_id"])
             more = {"task": path.stem, "fine": fine.get(video, {}), "judged": judged.get(video, {})}
             row = {**row, **more}
-        yield place, row
+        yield location, row
 
 
 def _of_rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows of a table, with their task, the name of their folder, and their number among those of a video."""
     fine, task = _fine_dims(path), root_of(path).resolve().name
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         if isinstance(row, Mapping):
             video, dim = str(row.get("video_id")), str(row.get("dim"))
             counts[video, dim] += 1
             more = {"task": task, "number": counts[video, dim], "fine_dim": fine.get(video, {}).get(dim)}
             row = {**row, **more}
-        yield place, row
-
-
-def _named(row: Row, name: str) -> list[tuple[str, Row]]:
-    """As the same question is called in the project's own files."""
-    return [(f"{row['task']}_{row.get('video_id')}_{row.get('dim')}_{row['number']}", row)]
+        yield location, row
 
 
 def _fine_dims(path: Path) -> dict[str, dict[str, Any]]:
@@ -178,41 +163,32 @@ def _judged(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
         return found
     for file in files_beside(path, [_MULTI_CHOICE]):
         for _, video, dims in read_json_object(file):
-            for dim, asked in dims.items() if isinstance(dims, Mapping) else ():
-                if isinstance(asked, list) and asked and isinstance(asked[0], Mapping):
-                    found[video][dim] = {f"mc_{name}": asked[0].get(name) for name in ("question", "answer")}
+            for dim, questions in dims.items() if isinstance(dims, Mapping) else ():
+                if isinstance(questions, list) and questions and isinstance(questions[0], Mapping):
+                    found[video][dim] = {f"mc_{name}": questions[0].get(name) for name in ("question", "answer")}
     return found
 
 
-TEMPCOMPASS = DataSet(
-    "tempcompass",
-    (
-        Form(
-            "questions/<task>.json",
-            {"eval": ("questions/*.json", "*/questions/*.json")},
-            (DIMS,),
-            of_question,
-            rows=_of_videos,
-            questions=questions,
-            suffixes=(".json",),
-            beside=(_MULTI_CHOICE, *_META),
-        ),
-        Form(
-            "lmms-lab/TempCompass",
-            {"eval": ("[cmy][aeu]*[ego]:test", "*/[cmy][aeu]*[ego]:test")},
-            ("video_id", "question", "answer", "dim"),
-            to_record,
-            rows=_of_rows,
-            questions=_named,
-            suffixes=(".parquet",),
-            beside=_META,
-        ),
-    ),
-    media=("[Tt]emp[Cc]ompass*/videos",),
-    shared={"videos": ""},
+_JSON = Form(
+    "questions/<task>.json",
+    {"eval": ("questions/*.json", "*/questions/*.json")},
+    (DIMS,),
+    of_question,
+    rows=_of_videos,
+    questions=questions,
+    suffixes=(".json",),
+    beside=(_MULTI_CHOICE, *_META),
 )
-
-main = pipeline(TEMPCOMPASS, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+_PARQUET = Form(
+    "lmms-lab/TempCompass",
+    {"eval": ("[cmy][aeu]*[ego]:test", "*/[cmy][aeu]*[ego]:test")},
+    ("video_id", "question", "answer", "dim"),
+    to_record,
+    rows=_of_rows,
+    # As the same question is called in the project's own files.
+    questions=lambda row, name: [(f"{row['task']}_{row.get('video_id')}_{row.get('dim')}_{row['number']}", row)],
+    suffixes=(".parquet",),
+    beside=_META,
+)
+TEMPCOMPASS = DataSet("tempcompass", (_JSON, _PARQUET), media=("[Tt]emp[Cc]ompass*/videos",), shared={"videos": ""})
+main = pipeline(TEMPCOMPASS, __doc__, __name__)

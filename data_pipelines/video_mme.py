@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
@@ -35,40 +34,29 @@ _TEXTS = ("duration", "domain", "sub_category", "task_type")
 _SET = "[Vv]ideo*[Mm][Mm][Ee]"
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     video = called(row, "videoID")
     ids = {"question_id": called(row, "question_id"), "video_id": called(row, "video_id")}
     return {
-        "problem_id": name,
         "problem": text_of(row, "question"),
-        "data_type": "video",
         **answered("multiple choice", text_of(row, "answer"), texts_of(list_of(row, "options"), "'options'")),
         "path": video_file(video),
         "subtitles": f"subtitle/{video}.srt",
-        "data_source": "video_mme",
         "category": text_of(row, "task_type"),
         "details": {**{field: text_of(row, field) for field in _TEXTS}, **ids},
     }
 
 
-VIDEO_MME = DataSet(
-    "video_mme",
-    (
-        Form(
-            "lmms-lab/Video-MME's Parquet",
-            {"eval": ("videomme:test", "*/videomme:test", ".:test")},
-            (*_TEXTS, "video_id", "videoID", "question_id", "question", "options", "answer"),
-            to_record,
-            questions=named("question_id"),
-            suffixes=(".parquet", ".jsonl", ".json"),
-            subtitled=True,
-        ),
-    ),
-    media=(_SET, f"{_SET}/data"),
-    shared=dict.fromkeys(("data", "videos", "video"), ""),
+_FORM = Form(
+    "lmms-lab/Video-MME's Parquet",
+    {"eval": ("videomme:test", "*/videomme:test", ".:test")},
+    (*_TEXTS, "video_id", "videoID", "question_id", "question", "options", "answer"),
+    to_record,
+    questions=named("question_id"),
+    suffixes=(".parquet", ".jsonl", ".json"),
+    subtitled=True,
 )
-
-main = pipeline(VIDEO_MME, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+VIDEO_MME = DataSet(
+    "video_mme", (_FORM,), media=(_SET, f"{_SET}/data"), shared=dict.fromkeys(("data", "videos", "video"), "")
+)
+main = pipeline(VIDEO_MME, __doc__, __name__)

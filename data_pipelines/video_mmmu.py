@@ -37,10 +37,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, lettered, open_answer
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
@@ -59,7 +59,7 @@ _TYPES = ("multiple-choice", "open", "None")
 _LONGEST_LIST = 20_000
 
 
-def to_record(row: Row, name: str) -> dict[str, Any]:
+def to_record(row: Row) -> dict[str, Any]:
     track, video = row["track"], called(row, "id")
     if track not in _TRACKS:
         allowed = f"Files of {', '.join(_TRACKS)}, which their names or their folders' say,"
@@ -72,12 +72,9 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
     if row.get("without_lecture") is True:
         path, details["question_only"] = picture, True
     return {
-        "problem_id": name,
         "problem": text_of(row, "question"),
-        "data_type": "video",
         **_answer(row),
         "path": path,
-        "data_source": "video_mmmu",
         "category": track,
         "details": published(details, *details),
     }
@@ -85,15 +82,23 @@ def to_record(row: Row, name: str) -> dict[str, Any]:
 
 def questions(row: Row, name: str) -> Iterator[tuple[str, Row]]:
     """The question of a row, and of Adaptation once more without the lecture, if that video is there."""
-    for own, asked in named("track", "id")(row, name):
-        yield own, asked
+    for own, question in named("track", "id")(row, name):
+        yield own, question
         if row.get("track") == _WITH_PICTURE and f"{row.get('id')}_image.mp4" in row.get("pictures", ()):
             yield f"{own}_question_only", {**row, "without_lecture": True}
 
 
 def _answer(row: Row) -> dict[str, Any]:
     """The fields of a record that say how its answer is checked."""
-    kind, gold, options = text_of(row, "question_type"), answer_text(row, "answer"), _options(row)
+    kind, gold, options = text_of(row, "question_type"), answer_text(row, "answer"), row.get("options")
+    if isinstance(options, str):  # a list as Python writes it: "['red', 'blue']"
+        text = options.strip()
+        options = text or None
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            options = ast.literal_eval(text) if 0 < len(text) <= _LONGEST_LIST else options
+    if not isinstance(options, list | None):
+        raise unusable("bad_options", f"'options' is {str(options)[:80]}", "A list, or one as text,")
+    options = texts_of(options or [], "'options'")
     if kind not in _TYPES:
         raise unusable("unknown_question_type", f"'question_type' is '{kind[:80]}'", f"One of {', '.join(_TYPES)}")
     if options:
@@ -103,56 +108,26 @@ def _answer(row: Row) -> dict[str, Any]:
     return open_answer(gold)
 
 
-def _options(row: Row) -> list[str]:
-    """The options as published, [] without any."""
-    options = row.get("options")
-    if isinstance(options, str):
-        options = _list_in(options)
-    if options is None:
-        return []
-    if not isinstance(options, list):
-        raise unusable("bad_options", f"'options' is {str(options)[:80]}", "A list, or one as text,")
-    return texts_of(options, "'options'")
-
-
-def _list_in(text: str) -> Any:
-    """The list that a text writes as Python does: "['red', 'blue']"; the text itself if it is none."""
-    if not text.strip() or len(text) > _LONGEST_LIST:
-        return text if text.strip() else None
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return text
-
-
 def _rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """With the track, as its file or folder is called, and which pictures have videos of their own."""
     names = [name.lower() for name in reversed(path.absolute().parts[-3:])]
     track = next((track for name in names for track in _TRACKS if track.lower() in name), None)
     pictures = frozenset(file.name for file in files_beside(path, _ALONE)) if track == _WITH_PICTURE else frozenset()
-    for place, row in read_rows(path):
-        yield place, row | {"track": track, "pictures": pictures} if isinstance(row, dict) else row
+    for location, row in read_rows(path):
+        yield location, row | {"track": track, "pictures": pictures} if isinstance(row, dict) else row
 
 
-VIDEO_MMMU = DataSet(
-    "video_mmmu",
-    (
-        Form(
-            "Parquet or JSON of a track",
-            {"eval": ("*ion:test", "VideoMMMU/*ion:test", "VideoMMMU/data/*.json", "data/*.json", "*ion.json")},
-            ("id", "question", "options", "answer", "question_type"),
-            to_record,
-            rows=_rows,
-            questions=questions,
-            suffixes=(".json", ".jsonl", ".parquet"),
-            beside=_ALONE,
-        ),
-    ),
-    media=(*_FOLDERS, *(f"*/{folder}" for folder in _FOLDERS)),
-    shared={"videos": ""},
+_FORM = Form(
+    "Parquet or JSON of a track",
+    {"eval": ("*ion:test", "VideoMMMU/*ion:test", "VideoMMMU/data/*.json", "data/*.json", "*ion.json")},
+    ("id", "question", "options", "answer", "question_type"),
+    to_record,
+    rows=_rows,
+    questions=questions,
+    suffixes=(".json", ".jsonl", ".parquet"),
+    beside=_ALONE,
 )
-
-main = pipeline(VIDEO_MMMU, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+VIDEO_MMMU = DataSet(
+    "video_mmmu", (_FORM,), media=(*_FOLDERS, *(f"*/{folder}" for folder in _FOLDERS)), shared={"videos": ""}
+)
+main = pipeline(VIDEO_MMMU, __doc__, __name__)

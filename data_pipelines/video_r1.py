@@ -28,35 +28,16 @@ Record: {"problem_id": 2, "problem": "What appears on the screen in Russian duri
 
 from __future__ import annotations
 
-from typing import Any
-
-from data_pipelines import run
 from data_pipelines.engine.command import pipeline
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form
 from data_pipelines.engine.fields import named
 
-
-def to_record(row: Row, name: str) -> dict[str, Any]:
-    """The row, which is a record."""
-    return dict(row)
-
-
-VIDEO_R1 = DataSet(
-    "video_r1",
-    (
-        Form(
-            "Video-R1-260k.json, Video-R1-COT-165k.json",
-            {"train": ("Video-R1-260k.json",), "eval": ()},
-            ("problem_id", "problem", "data_type", "problem_type", "solution"),
-            to_record,
-            questions=named("problem_id"),
-        ),
-    ),
-    media=(),
-    by_name=False,
+_FORM = Form(
+    "Video-R1-260k.json, Video-R1-COT-165k.json",
+    {"train": ("Video-R1-260k.json",), "eval": ()},
+    ("problem_id", "problem", "data_type", "problem_type", "solution"),
+    lambda row: {"data_source": None, **row},  # the row is a record
+    questions=named("problem_id"),
 )
-
-main = pipeline(VIDEO_R1, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+VIDEO_R1 = DataSet("video_r1", (_FORM,), media=(), by_name=False)
+main = pipeline(VIDEO_R1, __doc__, __name__)

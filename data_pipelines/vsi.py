@@ -34,7 +34,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_pipelines import run
 from data_pipelines.engine.answers import answered, check_removed_marks, split_options, without_sentences
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row
@@ -48,64 +47,54 @@ _INSTRUCTIONS = (
     "Answer with the option's letter from the given choices directly.",
 )
 _OF_CHOICE = (
-    "appearance_order",
-    "relative_count",
-    "relative_direction_camera",
-    "relative_direction_object",
-    "relative_distance_camera",
-    "relative_distance_object",
-    "relative_size_object",
-)
+    "appearance_order", "relative_count", "relative_direction_camera", "relative_direction_object",
+    "relative_distance_camera", "relative_distance_object", "relative_size_object",
+)  # fmt: skip
 _OF_NUMBER = (
-    "absolute_count",
-    "absolute_direction_object",
-    "absolute_distance_object",
-    "absolute_size_object",
+    "absolute_count", "absolute_direction_object", "absolute_distance_object", "absolute_size_object",
     "absolute_size_room",
-)
+)  # fmt: skip
 _BENCH_OF_CHOICE = (
-    "obj_appearance_order",
-    "object_rel_direction_easy",
-    "object_rel_direction_hard",
-    "object_rel_direction_medium",
-    "object_rel_distance",
-    "route_planning",
-)
+    "obj_appearance_order", "object_rel_direction_easy", "object_rel_direction_hard", "object_rel_direction_medium",
+    "object_rel_distance", "route_planning",
+)  # fmt: skip
 _BENCH_OF_NUMBER = ("object_abs_distance", "object_counting", "object_size_estimation", "room_size_estimation")
 _TRAINED, _EVALUATED = "VSI-590K", "VSI-Bench"
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 
 
-def of_590k(row: Row, name: str) -> dict[str, Any]:
-    asked, answered = _turns(row["conversations"])
-    text = text_of(asked, "value")
-    kept = without_sentences(text, _INSTRUCTIONS)
-    question, options = split_options(kept, gap=True)
+def of_590k(row: Row) -> dict[str, Any]:
+    turns = listed(row["conversations"], "'conversations'")
+    if not isinstance(turns, list):
+        raise unusable("bad_conversation", f"'conversations' is {str(turns)[:80]}", "A list of turns")
+    speakers = [turn.get("from") if isinstance(turn, Mapping) else None for turn in turns]
+    if speakers != ["human", "gpt"]:
+        raise unusable("bad_conversation", f"'conversations' is {speakers}", "One turn of 'human' and one of 'gpt'")
+    text = text_of(turns[0], "value")
+    stripped = without_sentences(text, _INSTRUCTIONS)
+    question, options = split_options(stripped, gap=True)
     media = {kind: row[kind] for kind in ("video", "image") if row.get(kind)}
     if len(media) != 1:
         raise unusable("bad_media", f"the row names {len(media)} of 'video' and 'image'", "One of them")
-    check_removed_marks(text, kept, len(media))
+    check_removed_marks(text, stripped, len(media))
     kind, path = media.popitem()
     category = text_of(row, "question_type")
     return {
-        "problem_id": name,
         "problem": question,
         "data_type": kind,
-        **_answer(category, options, answer_text(answered, "value"), _OF_CHOICE, _OF_NUMBER),
+        **_answer(category, options, answer_text(turns[1], "value"), _OF_CHOICE, _OF_NUMBER),
         "path": path,
         "data_source": "vsi_590k",
         "category": category,
     }
 
 
-def of_bench(row: Row, name: str) -> dict[str, Any]:
+def of_bench(row: Row) -> dict[str, Any]:
     """One row of VSI-Bench as a record."""
     category = text_of(row, "question_type")
     scene = answer_text(row, "scene_name")  # of ARKitScenes they are numbers
     return {
-        "problem_id": name,
         "problem": text_of(row, "question"),
-        "data_type": "video",
         **_answer(
             category, row.get("options") or [], answer_text(row, "ground_truth"), _BENCH_OF_CHOICE, _BENCH_OF_NUMBER
         ),
@@ -114,17 +103,6 @@ def of_bench(row: Row, name: str) -> dict[str, Any]:
         "category": category,
         "details": published(row, "question_type", "dataset", "scene_name"),
     }
-
-
-def _turns(conversations: Any) -> list[Mapping[str, Any]]:
-    """Question and answer."""
-    turns = listed(conversations, "'conversations'")
-    if not isinstance(turns, list):
-        raise unusable("bad_conversation", f"'conversations' is {str(turns)[:80]}", "A list of turns")
-    speakers = [turn.get("from") if isinstance(turn, Mapping) else None for turn in turns]
-    if speakers != ["human", "gpt"]:
-        raise unusable("bad_conversation", f"'conversations' is {speakers}", "One turn of 'human' and one of 'gpt'")
-    return turns
 
 
 def _answer(
@@ -144,33 +122,28 @@ def _answer(
     return answered("mean relative accuracy", gold)
 
 
+_590K = Form(
+    "vsi_590k.jsonl",
+    {"train": ("vsi_590k.jsonl", "VSI-590K/vsi_590k.jsonl")},
+    ("conversations", "question_type", ("video", "image")),
+    of_590k,
+    suffixes=(".json", ".jsonl", ".parquet"),
+    folder=lambda row, annotations: _TRAINED,
+)
+_BENCH = Form(
+    "VSI-Bench's test.jsonl or Parquet",
+    {"eval": ("test.jsonl", ".:test", "VSI-Bench/test.jsonl", "VSI-Bench:test")},
+    ("dataset", "scene_name", "question_type", "question", "ground_truth"),
+    of_bench,
+    questions=named("id"),
+    suffixes=(".json", ".jsonl", ".parquet"),
+    folder=lambda row, annotations: _EVALUATED,
+)
 VSI = DataSet(
     "vsi",
-    (
-        Form(
-            "vsi_590k.jsonl",
-            {"train": ("vsi_590k.jsonl", "VSI-590K/vsi_590k.jsonl")},
-            ("conversations", "question_type", ("video", "image")),
-            of_590k,
-            suffixes=(".json", ".jsonl", ".parquet"),
-            folder=lambda row, annotations: _TRAINED,
-        ),
-        Form(
-            "VSI-Bench's test.jsonl or Parquet",
-            {"eval": ("test.jsonl", ".:test", "VSI-Bench/test.jsonl", "VSI-Bench:test")},
-            ("dataset", "scene_name", "question_type", "question", "ground_truth"),
-            of_bench,
-            questions=named("id"),
-            suffixes=(".json", ".jsonl", ".parquet"),
-            folder=lambda row, annotations: _EVALUATED,
-        ),
-    ),
+    (_590K, _BENCH),
     media=(),
     spelt={_TRAINED: re.compile("(?i)vsi[-_]?590k.*"), _EVALUATED: re.compile("(?i)vsi[-_]?bench.*")},
     by_name=False,
 )
-
-main = pipeline(VSI, __doc__)
-
-if __name__ == "__main__":
-    raise SystemExit(run(main))
+main = pipeline(VSI, __doc__, __name__)

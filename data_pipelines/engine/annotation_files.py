@@ -8,20 +8,17 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from data_pipelines.engine.dataset import DataSet, Split, files_beside
-from data_pipelines.engine.judging import Source
+from data_pipelines.engine.dataset import DataSet, Form, Split, files_beside
+from data_pipelines.engine.judging import AnnotationFile
 from data_pipelines.engine.output_folder import fingerprint, sha256_of
 from data_pipelines.engine.rows import form_of, row_names
 from vlm_pg.data.files import SPLITS as SPLITS_FILE
 from vlm_pg.data.files import STATE, NoSuchSplit, data_folder, files_of, root_of
-from vlm_pg.data.prepared import SCHEMA_VERSION
 from vlm_pg.errors import ConfigError, printable
-
-if TYPE_CHECKING:
-    from data_pipelines.engine.arguments import Arguments
 
 MANY_FILES = 50
 SPLITS: tuple[Split, ...] = ("train", "eval")
@@ -59,9 +56,8 @@ def find_files(dataset: DataSet, folder: Path) -> tuple[Mapping[Split, Sequence[
     A split's files are all matches of the first matching pattern of the first matching form: mirrors and other forms
     hold the same questions. So the splits may be of different forms.
 
-    Raises:
-        ConfigError: no such folder, no annotation files (with its entries and the nearest form), or an incomplete
-            split.
+    Raises ConfigError: no such folder, no annotation files (with its entries and the nearest form), or an incomplete
+    split.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -117,18 +113,13 @@ def _matches(folder: Path, pattern: str) -> tuple[list[Path], ConfigError | None
         except NoSuchSplit:
             continue
         except ConfigError as error:  # an incomplete split must not count as absent
-            if _may_have(parent, split):
+            # The fault of a folder of shards may be about this split where it has some.
+            files = (path for shards in (parent, parent / "data") for path in shards.glob("*.parquet"))
+            is_saved = any((parent / name).is_file() for name in (STATE, SPLITS_FILE))
+            if is_saved or any(path.name.startswith(f"{split}-") for path in files):
                 found.append(named)
                 fault = fault or error
     return found, fault
-
-
-def _may_have(folder: Path, split: str) -> bool:
-    """Whether the fault of a folder may be about this split: in a folder of shards it is where it has some."""
-    if any((folder / name).is_file() for name in (STATE, SPLITS_FILE)):
-        return True
-    shards = (path for parent in (folder, folder / "data") for path in parent.glob("*.parquet"))
-    return any(path.name.startswith(f"{split}-") for path in shards)
 
 
 def _nothing_found(dataset: DataSet, folder: Path) -> str:
@@ -137,11 +128,15 @@ def _nothing_found(dataset: DataSet, folder: Path) -> str:
     found = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in entries)
     shown = ", ".join(printable(name, 80) for name in found[:_LISTED]) + (" ..." if len(found) > _LISTED else "")
     inner = [entry for entry in entries if entry.is_dir() and _holds_files(dataset, entry)]
+    # the form with a pattern that is most like the name of an entry
+    best = (_LEAST_SIMILARITY, "")
+    for form, patterns in wanted.items():
+        for name, other in product(map(os.path.basename, patterns), found):
+            similarity = difflib.SequenceMatcher(None, name, other.rstrip("/")).ratio()
+            best = max(best, (similarity, f"Nearest is the form {form}: '{printable(other, 80)}' is like '{name}'. "))
+    hint = f"{best[1]}Give the folder as the archive unpacks, or name the files with --train and --eval"
     if inner:
         hint = f"Its folder '{printable(inner[0].name, 80)}' holds such files: give that one"
-    else:
-        nearest = _nearest(wanted, found)
-        hint = f"{nearest}Give the folder as the archive unpacks, or name the files with --train and --eval"
     forms = "; ".join(f"{name}: {', '.join(patterns)}" for name, patterns in wanted.items())
     return (
         f"'{printable(str(folder), 300)}' holds no annotation files of {dataset.name}. Expected are {forms}. Found are "
@@ -154,18 +149,6 @@ def _holds_files(dataset: DataSet, folder: Path) -> bool:
         return any(True for _ in _recognized(dataset, folder))
     except OSError:
         return False
-
-
-def _nearest(wanted: dict[str, list[str]], found: list[str]) -> str:
-    """A sentence about the form with a pattern most similar to an existing name; "" where none is similar."""
-    best = (_LEAST_SIMILARITY, "")
-    for form, patterns in wanted.items():
-        for name in map(os.path.basename, patterns):
-            for other in found:
-                similarity = difflib.SequenceMatcher(None, name, other.rstrip("/")).ratio()
-                sentence = f"Nearest is the form {form}: '{printable(other, 80)}' is like '{name}'. "
-                best = max(best, (similarity, sentence))
-    return best[1]
 
 
 def read_alone(dataset: DataSet, names: Iterable[str]) -> set[str]:
@@ -182,32 +165,30 @@ def read_alone(dataset: DataSet, names: Iterable[str]) -> set[str]:
     return found
 
 
-def sources_of(dataset: DataSet, arguments: Arguments) -> list[Source]:
+def sources_of(dataset: DataSet, files: Mapping[Split, Sequence[Path]], out: Path) -> list[AnnotationFile]:
     """The annotation files, each with its form.
 
-    Raises:
-        ConfigError: a file is of no form, or an input lies in the output folder.
+    Raises ConfigError: a file is of no form, or an input lies in the output folder ``out``.
     """
-    paths = [*arguments.train, *arguments.eval]
-    refuse_inside(arguments.out, (file for path in paths for file in files_of(path)))
-    refuse_inside(arguments.out, dataset.described_in)
+    paths = [path for split in SPLITS for path in files[split]]
+    refuse_inside(out, (file for path in paths for file in files_of(path)))
+    refuse_inside(out, dataset.described_in)
     names = row_names(paths)
     found = []
-    for split, some in (("train", arguments.train), ("eval", arguments.eval)):
-        form = None
-        for number, path in enumerate(some):
+    for split in SPLITS:
+        form: Form | None = None
+        for number, path in enumerate(files[split]):
             # Of thousands of files of one object each, the form of the first ones is that of all.
             form = form_of(dataset, path) if form is None or number < MANY_FILES else form
-            found.append(Source(path, dataset.forms.index(form), names[path], split))  # type: ignore[arg-type]
-    refuse_inside(arguments.out, _beside(dataset, found))
+            found.append(AnnotationFile(path, dataset.forms.index(form), names[path], split))
+    refuse_inside(out, _beside(dataset, found))
     return found
 
 
-def count_rows(dataset: DataSet, sources: Sequence[Source]) -> tuple[dict[Path, int], str | None]:
+def count_rows(dataset: DataSet, sources: Sequence[AnnotationFile]) -> tuple[dict[Path, int], str | None]:
     """The number of rows of each file, and the one folder of all rows' media (``Form.folder``); None: several.
 
-    Raises:
-        ConfigError: a file cannot be read.
+    Raises ConfigError: a file cannot be read.
     """
     rows, folders = {}, set()
     for source in sources:
@@ -222,24 +203,20 @@ def count_rows(dataset: DataSet, sources: Sequence[Source]) -> tuple[dict[Path, 
     return rows, folders.pop() if len(folders) == 1 else None
 
 
-def inputs_of(dataset: DataSet, sources: Sequence[Source], arguments: Arguments) -> dict[str, Any]:
-    """Everything that verdicts depend on, as JSON values; files by size and modification time."""
-    inputs: dict[str, Any] = {"pipeline": dataset.name, "schema_version": SCHEMA_VERSION}
+def states_of(dataset: DataSet, sources: Sequence[AnnotationFile]) -> dict[str, Any]:
+    """The states of all files that are read, as JSON values: size and modification time."""
+    states: dict[str, Any] = {}
     for split in SPLITS:
         of_split = [source for source in sources if source.split == split]
-        states = [state_of(source.path, f"--{split}") for source in of_split]
-        states += [state_of(path, "the folder") for path in sorted(_beside(dataset, of_split))]
-        inputs[f"{split}_files"] = states if len(states) <= MANY_FILES else [len(states), fingerprint({"all": states})]
+        files = [state_of(source.path, f"--{split}") for source in of_split]
+        files += [state_of(path, "the folder") for path in sorted(_beside(dataset, of_split))]
+        states[f"{split}_files"] = files if len(files) <= MANY_FILES else [len(files), fingerprint({"all": files})]
     if dataset.described_in:
-        inputs["described_in"] = [state_of(path, "the command") for path in dataset.described_in]
-    inputs |= {name: sorted(getattr(arguments, name)) for name in ("data_types", "answer_kinds", "sources")}
-    if dataset.media is not None:
-        inputs["media_root"] = str(arguments.media_root.resolve())
-        inputs["skip_media_check"] = arguments.skip_media_check
-    return inputs
+        states["described_in"] = [state_of(path, "the command") for path in dataset.described_in]
+    return states
 
 
-def details_of(dataset: DataSet, sources: Sequence[Source], rows: Mapping[Path, int]) -> list[dict[str, Any]]:
+def details_of(dataset: DataSet, sources: Sequence[AnnotationFile], rows: Mapping[Path, int]) -> list[dict[str, Any]]:
     """The first files for the manifest. ``rows``: their number in each."""
     return [
         {
@@ -257,10 +234,9 @@ def refuse_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse files that were written while they were read.
 
     Args:
-        before, now: ``inputs_of`` when the run began, and after all was read.
+        before, now: the run's inputs when it began, and after all was read.
 
-    Raises:
-        ConfigError: they differ.
+    Raises ConfigError: they differ.
     """
     changed = [name for name in before if before[name] != now[name]]
     if not changed:
@@ -274,15 +250,14 @@ def refuse_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     )
 
 
-def _beside(dataset: DataSet, sources: Iterable[Source]) -> set[Path]:
+def _beside(dataset: DataSet, sources: Iterable[AnnotationFile]) -> set[Path]:
     return {path for source in sources for path in files_beside(source.path, dataset.forms[source.form].beside)}
 
 
 def refuse_inside(out: Path, paths: Iterable[Path]) -> None:
     """Refuse an output folder that contains an input: it would be replaced, or read as output.
 
-    Raises:
-        ConfigError: one of the paths lies in the folder or is it, as written or with links resolved.
+    Raises ConfigError: one of the paths lies in the folder or is it, as written or with links resolved.
     """
     real = out.resolve()
     for path in paths:
@@ -297,8 +272,7 @@ def refuse_inside(out: Path, paths: Iterable[Path]) -> None:
 def state_of(path: Path, option: str) -> dict[str, Any]:
     """A file or folder of records as a JSON value that changes when it does: size and modification time.
 
-    Raises:
-        ConfigError: it does not exist. ``option``: the argument to correct.
+    Raises ConfigError: it does not exist. ``option``: the argument to correct.
     """
     folder = data_folder(path)
     if folder is not None:

@@ -29,8 +29,7 @@ _MATHEMATICS = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{3,9}|/[0-9]{1,9})")
 def lettered(texts: Sequence[str]) -> list[str]:
     """Options with their letters: lettered(["red", "blue"]) == ["A. red", "B. blue"].
 
-    Raises:
-        SampleError: ``bad_options``: more than there are letters.
+    Raises SampleError: ``bad_options``: more than there are letters.
     """
     return [f"{letter}. {text}" for letter, text in zip(_letters(len(texts)), texts, strict=True)]
 
@@ -43,18 +42,20 @@ def split_options(text: str, gap: bool = False) -> tuple[str, list[str]]:
     Args:
         gap: accept options with a few letters lost, for callers that resolve the answer then (``close_gap``).
 
-    Raises:
-        SampleError: ``bad_options``: the lines are not the letters from A on, each once, other text follows, or a
-            heading stands elsewhere than above them.
+    Raises SampleError: ``bad_options``: the lines are not the letters from A on, each once, other text follows, or a
+    heading stands elsewhere than above them.
     """
     lines = text.strip().splitlines()
     found = [_OPTION.fullmatch(line) for line in lines]
     first = next((index for index, option in enumerate(found) if option), len(lines))
     options = [(option[1] or option[2], option[3]) for option in found[first:] if option]
     whole = len(options) == sum(1 for line in lines[first:] if line.strip())
-    if options and (options[0][0] != "A" or not whole) and (glued := _glued(lines, first)):
-        first, options = glued
-        whole = True
+    if options and (options[0][0] != "A" or not whole):
+        # some may run together with their letters: "A.U.S. Army"; line 0 is the question's
+        for index in range(first, 0, -1):
+            if lines[index].strip() and (glued := unglued([line for line in lines[index:] if line.strip()])):
+                first, options, whole = index, glued, True
+                break
     question = "\n".join(lines[:first]).rstrip().splitlines()
     if options and question and _HEADING.fullmatch(question[-1]):
         question.pop()
@@ -69,8 +70,7 @@ def split_options(text: str, gap: bool = False) -> tuple[str, list[str]]:
 def check_letters(options: Sequence[str], whole: bool = True) -> None:
     """Refuse options, as ``split_options`` returns them, of which some are lost.
 
-    Raises:
-        SampleError: ``bad_options``.
+    Raises SampleError: ``bad_options``.
     """
     letters = [option[0] for option in options]
     if not whole or len(options) == 1 or sorted(letters) != list(string.ascii_uppercase[: len(options)]):
@@ -78,22 +78,10 @@ def check_letters(options: Sequence[str], whole: bool = True) -> None:
         raise unusable("bad_options", came, "Two or more as the last lines, each letter from A on once,")
 
 
-def _glued(lines: Sequence[str], first: int) -> tuple[int, list[tuple[str, str]]] | None:
-    """First line and letters of options of which some run together with their letters: "A.U.S. Army"; None of others.
-
-    ``first``: the first line that certainly is an option. Line 0 is the question's.
-    """
-    for index in range(first, 0, -1):
-        if lines[index].strip() and (options := unglued([line for line in lines[index:] if line.strip()])):
-            return index, options
-    return None
-
-
 def letter_at(index: Any, count: int) -> str:
     """The letter of an option by its index from 0: a number, text, or a class label.
 
-    Raises:
-        SampleError: ``answer_not_in_options`` or ``bad_options``.
+    Raises SampleError: ``answer_not_in_options`` or ``bad_options``.
     """
     written = plain_number(index.number if isinstance(index, Label) else index).strip()
     if written not in map(str, range(count)):
@@ -106,8 +94,7 @@ def letter_at(index: Any, count: int) -> str:
 def letter_of_text(text: str, texts: Sequence[str]) -> str:
     """The letter of the one option with this text, spaces aside.
 
-    Raises:
-        SampleError: ``answer_not_in_options``, ``ambiguous_answer`` where several match, or ``bad_options``.
+    Raises SampleError: ``answer_not_in_options``, ``ambiguous_answer`` where several match, or ``bad_options``.
     """
     same = [index for index, option in enumerate(texts) if " ".join(option.split()) == " ".join(text.split())]
     if len(same) > 1:
@@ -120,8 +107,7 @@ def letter_of_text(text: str, texts: Sequence[str]) -> str:
 def letter_of(gold: str, options: Sequence[str]) -> str:
     """The letter of the option that a gold answer without tags names by letter ("A", "A.", "(A)"), text, or both.
 
-    Raises:
-        SampleError: ``answer_not_in_options``, or ``ambiguous_answer``: letter and text, or several texts, disagree.
+    Raises SampleError: ``answer_not_in_options``, or ``ambiguous_answer``: letter and text, or several texts, disagree.
     """
     texts = dict(option.split(". ", 1) for option in options)
     found = {letter for letter, text in texts.items() if same_text(gold, text) or same_text(gold, f"{letter}.{text}")}
@@ -162,18 +148,17 @@ def without_sentences(text: str, sentences: Sequence[str]) -> str:
     return text
 
 
-def check_removed_marks(text: str, kept: str, media: int) -> None:
+def check_removed_marks(text: str, stripped: str, media: int) -> None:
     """Refuse a question from which media marks are removed, unless there is one for each medium, of whatever kind:
     video sets are published with "<image>".
 
     Args:
-        text, kept: the question as published, and without marks.
+        text, stripped: the question as published, and without marks.
         media: how many images and videos the record names.
 
-    Raises:
-        SampleError: ``media_mark_without_medium``.
+    Raises SampleError: ``media_mark_without_medium``.
     """
-    removed = sum(text.count(mark) - kept.count(mark) for mark in _MARKS)
+    removed = sum(text.count(mark) - stripped.count(mark) for mark in _MARKS)
     if removed and removed != media:
         came = (
             f"{removed} mark(s) ({' or '.join(_MARKS)}) are removed from the question, and the row names {media} media"
@@ -185,16 +170,12 @@ def check_removed_marks(text: str, kept: str, media: int) -> None:
 def without_mark(text: str) -> str:
     """The text without the mark, "<image>" or "<video>", at its start or end.
 
-    Raises:
-        SampleError: ``media_token_in_text``: there is another one.
+    Raises SampleError: ``media_token_in_text``: there is another one.
     """
     text = text.strip()
-    for mark in _MARKS:
-        if text.startswith(mark) or text.endswith(mark):
-            text = text.removeprefix(mark) if text.startswith(mark) else text.removesuffix(mark)
-            break
-    left = next((mark for mark in _MARKS if mark in text), None)
-    if left is not None:
+    if mark := next((mark for mark in _MARKS if text.startswith(mark) or text.endswith(mark)), ""):
+        text = text.removeprefix(mark) if text.startswith(mark) else text.removesuffix(mark)
+    if left := next((mark for mark in _MARKS if mark in text), ""):
         came = f"the question holds '{left}' amid its text, or again"
         raise unusable("media_token_in_text", came, "One such mark, before or after the question,")
     return text.strip()
@@ -203,8 +184,7 @@ def without_mark(text: str) -> str:
 def untagged(solution: str) -> str:
     """The text between answer tags: untagged("So <answer>B</answer>") == "B".
 
-    Raises:
-        SampleError: ``no_answer_tag``: there are none, or not in pairs; ``ambiguous_answer``: they disagree.
+    Raises SampleError: ``no_answer_tag``: there are none, or not in pairs; ``ambiguous_answer``: they disagree.
     """
     found = answers_in(solution)
     if not found or {solution.count(_OPENS), solution.count(_CLOSES)} != {len(found)}:
@@ -217,8 +197,7 @@ def untagged(solution: str) -> str:
 def untagged_once(text: str) -> str:
     """A gold answer without the optional tags around it: untagged_once("<answer>B</answer>") == "B".
 
-    Raises:
-        SampleError: ``no_answer_tag``: there are other tags, or text beside them.
+    Raises SampleError: ``no_answer_tag``: there are other tags, or text beside them.
     """
     inner = text.strip()
     if inner.startswith(_OPENS) and inner.endswith(_CLOSES):
@@ -233,8 +212,7 @@ def answered(kind: str, gold: str, options: Sequence[str] = ()) -> dict[str, Any
 
     answered("numerical", "3") == {"problem_type": "numerical", "options": [], "solution": "<answer>3</answer>"}
 
-    Raises:
-        SampleError: ``no_answer_tag``: the answer contains such tags.
+    Raises SampleError: ``no_answer_tag``: the answer contains such tags.
     """
     if _TAG.search(gold):
         raise unusable("no_answer_tag", f"the answer '{gold[:80]}' holds tags", "An answer without")
@@ -261,9 +239,8 @@ def open_or_choice(text: str, gold: str) -> dict[str, Any]:
     open_or_choice("Which?\\nA. red\\nB. blue", "B. Blue.")["solution"] == "<answer>B</answer>". Without options a
     question is yes/no or numerical where the whole answer is that, else free-form.
 
-    Raises:
-        SampleError: as ``split_options``, ``letter_of`` and ``answered``; ``too_few_options``: the answer is a letter,
-            and there are no options.
+    Raises SampleError: as ``split_options``, ``letter_of`` and ``answered``; ``too_few_options``: the answer is a
+    letter, and there are no options.
     """
     question, options = split_options(text, gap=True)
     if closed := close_gap(options, gold, same_text):

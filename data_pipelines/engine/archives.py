@@ -17,7 +17,7 @@ import tarfile
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -86,8 +86,8 @@ def archives_below(folder: Path) -> list[Path]:
 def unsupported_below(folder: Path) -> list[Path]:
     """Files in a folder and its subfolders with names of archives that are not unpacked: other kinds, and parts."""
     found = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in found if not path.name.lower().endswith(SUFFIXES)
-                  and _UNSUPPORTED.fullmatch(path.name))  # fmt: skip
+    others = (path for path in found if not path.name.lower().endswith(SUFFIXES))
+    return sorted(path for path in others if _UNSUPPORTED.fullmatch(path.name))
 
 
 def unsupported_message(others: list[Path]) -> str:
@@ -105,9 +105,8 @@ def unpack(archive: Path, limits: Limits = Limits(), log: Callable[[str], None] 
     Everything is written into a hidden folder first and then moved, so a refused archive leaves nothing, and a killed
     one is unpacked anew. Existing files with the same bytes are kept.
 
-    Raises:
-        ConfigError: it is damaged, has a forbidden name, holds links or devices, is too large, or would replace a
-            file; with the entry.
+    Raises ConfigError: it is damaged, has a forbidden name, holds links or devices, is too large, or would replace a
+    file; with the entry.
     """
     folder = archive.parent
     if is_unpacked(archive):
@@ -132,7 +131,11 @@ def unpack(archive: Path, limits: Limits = Limits(), log: Callable[[str], None] 
         ) from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
-    note_unpacked(archive, names)
+    # beside the archive: its state, and its files, below its folder, with their sizes
+    with replacing(_note(archive), durable=False) as file:
+        file.write(_state(archive).encode())
+        for name in names:
+            file.write(f"{(folder / name).stat().st_size} {name}\n".encode())
     return len(names)
 
 
@@ -148,14 +151,6 @@ def is_unpacked(archive: Path) -> bool:
         return False
 
 
-def note_unpacked(archive: Path, names: Iterable[PurePosixPath]) -> None:
-    """Write the note beside an archive: its state, and its files, below its folder, with their sizes."""
-    with replacing(_note(archive), durable=False) as file:
-        file.write(_state(archive).encode())
-        for name in names:
-            file.write(f"{(archive.parent / name).stat().st_size} {name}\n".encode())
-
-
 def _note(archive: Path) -> Path:
     return archive.with_name(f".{archive.name}.unpacked")
 
@@ -166,6 +161,9 @@ def _state(archive: Path) -> str:
 
 
 def _write_entries(archive: Path, into: Path, limits: Limits) -> list[PurePosixPath]:
+    def case_key(path: PurePosixPath) -> str:  # on some disks "A.mp4" and "a.mp4" are one file
+        return unicodedata.normalize("NFC", str(path)).casefold()
+
     left = limits.most_bytes(archive, into)
     names: dict[str, PurePosixPath] = {}
     entries = _zip_entries(archive) if archive.name.lower().endswith(".zip") else _tar_entries(archive)
@@ -177,7 +175,7 @@ def _write_entries(archive: Path, into: Path, limits: Limits) -> list[PurePosixP
         path = _checked(name)
         if open_entry is None:
             continue  # folders of files are made below
-        key = _case_key(path)
+        key = case_key(path)
         if key in names:
             raise _Refused(f"it has two entries named '{_shown(name)}'")
         names[key] = path
@@ -186,14 +184,9 @@ def _write_entries(archive: Path, into: Path, limits: Limits) -> list[PurePosixP
         with open_entry() as source:
             left -= _copy(source, into / path, min(left, stated), name)
     for path in names.values():
-        if any(_case_key(parent) in names for parent in path.parents):
+        if any(case_key(parent) in names for parent in path.parents):
             raise _Refused(f"'{_shown(str(path))}' lies in what is a file")
     return list(names.values())
-
-
-def _case_key(path: PurePosixPath) -> str:
-    """On some disks "A.mp4" and "a.mp4" are one file."""
-    return unicodedata.normalize("NFC", str(path)).casefold()
 
 
 def _copy(source: IO[bytes], path: Path, most: int, name: str) -> int:

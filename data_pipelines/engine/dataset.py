@@ -27,8 +27,7 @@ WITH_OPTIONS = dict.fromkeys(("options", "choices"), "multiple choice sets")
 def read_rows(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """Rows of a table: JSON array, JSON lines, CSV with a header, Parquet, a folder of Parquet or Arrow.
 
-    Raises:
-        ConfigError: the file does not parse as its suffix says.
+    Raises ConfigError: the file does not parse as its suffix says.
     """
     return read_csv(path) if path.suffix.lower() == ".csv" else read_raw(path)
 
@@ -38,8 +37,7 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordLocation,
 
     A row with more or fewer cells than the header has shifted or lost values: it is ``Unreadable``.
 
-    Raises:
-        ConfigError: it cannot be read (with the line), or has two columns of one name.
+    Raises ConfigError: it cannot be read (with the line), or has two columns of one name.
     """
     csv.field_size_limit(_MAX_CELL)  # the module's own is 131,072
     start_line = 1
@@ -53,7 +51,13 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordLocation,
                     continue
                 if not names:
                     names = cells
-                    _check_column_names(path, names)
+                    # Columns without a name may repeat: they are not read.
+                    if repeated := sorted({name for name in names if name and names.count(name) > 1}):
+                        raise ConfigError(
+                            f"Data file '{printable(str(path), 300)}' has several columns named "
+                            f"{printable(', '.join(repeated), 300)}. Columns with different names are expected. Rename "
+                            "or remove one of them."
+                        )
                     continue
                 row: Any = {name: cell for name, cell in zip(names, cells, strict=False) if name}
                 if len(cells) != len(names):
@@ -72,15 +76,6 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordLocation,
         ) from error
 
 
-def _check_column_names(path: Path, names: list[str]) -> None:
-    """Columns without a name may repeat: they are not read."""
-    if repeated := sorted({name for name in names if name and names.count(name) > 1}):
-        raise ConfigError(
-            f"Data file '{printable(str(path), 300)}' has several columns named {printable(', '.join(repeated), 300)}. "
-            "Columns with different names are expected. Rename or remove one of them."
-        )
-
-
 def keyed_rows(
     key: str, reader: Callable[[Path], Iterator[tuple[RecordLocation, str, Any]]] = read_json_object
 ) -> Reader:
@@ -92,16 +87,16 @@ def keyed_rows(
     """
 
     def read(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
-        for place, name, row in reader(path):
+        for location, name, row in reader(path):
             if not isinstance(row, Mapping):
-                yield place, row
+                yield location, row
             elif str(own := row.get(key, name)) != name:
                 came = (
                     f"called '{printable(name, 80)}' in its file and '{printable(str(own), 80)}' in its field '{key}'"
                 )
-                yield place, Unreadable(came, "two_names")
+                yield location, Unreadable(came, "two_names")
             else:
-                yield place, {key: name, **row}
+                yield location, {key: name, **row}
 
     return read
 
@@ -166,8 +161,9 @@ class Form:
             first form that has any for it.
         columns: fields that every row has, of those in a tuple one. A file is of the first form whose columns its first
             row has.
-        to_record: makes a record (``vlm_pg.data.records``) of a question and of a unique name ("STAR_train-17") for
-            sets whose questions have none. Raises SampleError where the question cannot be used.
+        to_record: makes a record (``vlm_pg.data.records``) of a question. By default its ``problem_id`` is the
+            question's name, its ``data_type`` video, and its ``data_source`` the set's name. Raises SampleError where
+            the question cannot be used.
         rows: reads an annotation file, or a folder of Parquet shards: each row and its location.
         questions: the questions of a row with a name for each, derived from the row's.
         suffixes: of the annotation files; a folder of shards counts as ".parquet".
@@ -183,7 +179,7 @@ class Form:
     name: str
     files: Mapping[Split, tuple[str, ...]]
     columns: tuple[str | tuple[str, ...], ...]
-    to_record: Callable[[Row, str], dict[str, Any]]
+    to_record: Callable[[Row], dict[str, Any]]
     rows: Reader = read_rows
     questions: Callable[[Row, str], Iterable[tuple[str, Row]]] = one_question
     suffixes: tuple[str, ...] = TABLES

@@ -8,7 +8,7 @@ import string
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -48,6 +48,7 @@ class Source(Settings):
     Fields inside others are named with points: "metadata.task", "conversations.0.value".
     """
 
+    ways: ClassVar[tuple[str, ...]] = ("field", "constant")
     field: str | None = Field(None, min_length=1, description="Field of the row.")
     constant: Any = Field(None, description="The value for all rows.")
 
@@ -58,15 +59,10 @@ class Source(Settings):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        values = {name: getattr(self, name) for name in self._sources()}
-        given = [name for name, value in values.items() if value is not None and value is not False]
+        given = [name for name in self.ways if getattr(self, name) is not None and getattr(self, name) is not False]
         if len(given) != 1:
-            raise ValueError(f"has {given or 'no source'}; give one of {', '.join(self._sources())}")
+            raise ValueError(f"has {given or 'no source'}; give one of {', '.join(self.ways)}")
         return self
-
-    @classmethod
-    def _sources(cls) -> tuple[str, ...]:
-        return ("field", "constant")
 
     def fields(self) -> tuple[str, ...]:
         """The row's fields that it reads."""
@@ -95,13 +91,10 @@ class Value(Source):
 class Options(Source):
     """The options of a question."""
 
+    ways: ClassVar[tuple[str, ...]] = ("field", "constant", "columns", "in_question")
     columns: list[str] | None = Field(None, min_length=2, description="Fields of the row that hold one option each.")
     in_question: bool = Field(False, description="They are the last lines of the question: 'A. red'.")
     separator: str | None = Field(None, min_length=1, description="What stands between them where they are one text.")
-
-    @classmethod
-    def _sources(cls) -> tuple[str, ...]:
-        return ("field", "constant", "columns", "in_question")
 
     def fields(self) -> tuple[str, ...]:
         return (*super().fields(), *(self.columns or ()))
@@ -164,8 +157,7 @@ class Fields(Settings):
 
     def sources(self) -> dict[str, Value]:
         """Those that are one value of the record each, by name."""
-        names = type(self).model_fields.keys() - self.media().keys()
-        given = {name: getattr(self, name) for name in type(self).model_fields if name in names}
+        given = {name: getattr(self, name) for name in type(self).model_fields if name not in self.media()}
         return {name: source for name, source in given.items() if isinstance(source, Value)}
 
     def optional(self) -> set[str]:
@@ -181,7 +173,7 @@ class FieldMap(Settings):
     name: str = Field(pattern=r"^[\w.-]{1,80}$", description="Of the data set, and of records without data_source.")
     fields: Fields
     files: dict[Split, list[str]] = Field(
-        default_factory=lambda: {split: list(patterns) for split, patterns in _USUAL_FILES.items()},
+        default_factory=_USUAL_FILES.copy,
         description="Glob patterns below the folder of the data set; FOLDER:split for shards of Parquet.",
     )
     media_folders: list[str] = Field(
@@ -197,8 +189,7 @@ class FieldMap(Settings):
 def read_map(path: Path) -> FieldMap:
     """The map in a YAML file.
 
-    Raises:
-        ConfigError: it cannot be read, has unknown keys (with the nearest known), or names an unknown answer kind.
+    Raises ConfigError: it cannot be read, has unknown keys (with the nearest known), or names an unknown answer kind.
     """
     try:
         return FieldMap.model_validate(read_tree(path).values)
@@ -223,21 +214,28 @@ def name_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value in ("True", "False") else plain_number(value)
 
 
-def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
+def mapped_record(field_map: FieldMap, row: Row) -> dict[str, Any]:
     """One question as a record.
 
-    Raises:
-        SampleError: it lacks a field that the map names, or a conversion does not fit its value.
+    Raises SampleError: it lacks a field that the map names, or a conversion does not fit its value.
     """
     if not isinstance(row, Mapping):
         raise unusable("not_a_record", f"the question is a {type(row).__name__}", "An object with named fields")
     fields = field_map.fields
-    record: dict[str, Any] = {"problem_id": name, "data_source": field_map.name, **_media(fields, row)}
+    record = _media(fields, row)
     for field, source in fields.sources().items():
-        if not _may_lack(fields, row, field, record.get("data_type")):
+        # A row may lack fields of media that its kind of media has not.
+        kinds = record.get("data_type")
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        needless = [*(VIDEO_PARTS if "video" not in kinds else ()), *(("path",) if kinds in (["text"], []) else ())]
+        if field not in needless or field not in fields.optional() or _has(row, source):
             record[field] = _converted(source, row, field)
-    record |= {field: _as_name(record[field]) for field in _NAMES if field in record}
-    record["data_source"] = record["data_source"] or field_map.name
+    for field in _NAMES:
+        # A whole number is a name: what is called 3 in one file is 3.0 in a table that holds fractions.
+        value = record.get(field)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1:
+            record[field] = plain_number(value)
+    record["data_source"] = record.get("data_source") or field_map.name
     if isinstance(record["problem"], str):
         path = record.get("path")
         media = len(path) if isinstance(path, list) else int(path not in (None, ""))
@@ -256,8 +254,7 @@ def mapped_record(field_map: FieldMap, row: Row, name: str) -> dict[str, Any]:
 def mapped_questions(field_map: FieldMap, row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions of a row, each under the id that the map finds in it; without one under its row's name.
 
-    Raises:
-        SampleError: the row has no such list of questions.
+    Raises SampleError: the row has no such list of questions.
     """
     own_id = field_map.fields.problem_id
     found = _nested_questions(field_map.questions, row, name) if field_map.questions else one_question(row, name)
@@ -283,8 +280,7 @@ def _nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Ro
 def _found(row: Row, field: str) -> Any:
     """The value of a field, or of one inside others: "metadata.task".
 
-    Raises:
-        SampleError: ``missing_field``, ``unreadable_value`` or ``uneven_lists``.
+    Raises SampleError: ``missing_field``, ``unreadable_value`` or ``uneven_lists``.
     """
     value: Any = row
     for part in (field,) if field in row else field.split("."):
@@ -320,18 +316,10 @@ def _has(row: Row, source: Value) -> bool:
     return True
 
 
-def _may_lack(fields: Fields, row: Row, field: str, data_type: Any) -> bool:
-    """Whether the row lacks this field of its media, and they are of a kind that has no such thing."""
-    kinds = data_type if isinstance(data_type, list) else [data_type]
-    needless = [*(VIDEO_PARTS if "video" not in kinds else ()), *(("path",) if kinds in (["text"], []) else ())]
-    return field in needless and field in fields.optional() and not _has(row, fields.sources()[field])
-
-
 def _media(fields: Fields, row: Row) -> dict[str, Any]:
     """Path and data type of a row that has its images and videos in fields of their own.
 
-    Raises:
-        SampleError: ``missing_field``: it has neither.
+    Raises SampleError: ``missing_field``: it has neither.
     """
     if not (sources := fields.media()):
         return {}
@@ -387,12 +375,6 @@ def _number(value: Any, name: str) -> Any:
     except (ValueError, OverflowError):  # whole numbers have no largest one
         allowed = "A number of pictures a second" if name == "folder_fps" else "A number of seconds"
         raise unusable("bad_clip", f"'{name}' is '{str(value)[:80]}'", allowed) from None
-
-
-def _as_name(value: Any) -> Any:
-    """A whole number as text: what is called 3 in one file is 3.0 in a table that holds fractions."""
-    is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
-    return plain_number(value) if is_whole else value
 
 
 def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:
@@ -471,10 +453,8 @@ def _one_gold(source: Answer, value: Any, options: list[str], names_option: bool
             raise unusable("answer_not_in_options", f"the answer is '{written[:80]}'", f"One of {list(texts)}")
         return letter
     if source.given_as == "text":
-        place = string.ascii_uppercase.index(letter_of_text(written, list(texts.values())))
-        return list(texts)[place]
-    number = str(value.number) if isinstance(value, Label) else written
-    first = 1 if source.given_as == "index from 1" else 0
+        return list(texts)[string.ascii_uppercase.index(letter_of_text(written, list(texts.values())))]
+    number, first = str(value.number) if isinstance(value, Label) else written, int(source.given_as == "index from 1")
     letters = {str(index): letter for index, letter in enumerate(texts, start=first)}
     if number not in letters:
         allowed = f"The number of an option, {first} to {len(letters) - 1 + first},"

@@ -45,8 +45,7 @@ def published(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
 def answer_text(row: Mapping[str, Any], *names: str) -> str:
     """The first of these fields that is present, a text or a number, as stripped text.
 
-    Raises:
-        SampleError: ``no_gold_answer``, ``wrong_type`` or ``unreadable_value``.
+    Raises SampleError: ``no_gold_answer``, ``wrong_type`` or ``unreadable_value``.
     """
     value = first_of(row, *names)
     wanted = " or ".join(f"'{name}'" for name in names)
@@ -63,8 +62,7 @@ def answer_text(row: Mapping[str, Any], *names: str) -> str:
 def whole_number(row: Mapping[str, Any], *names: str) -> str:
     """The first of these fields as the digits of a whole number: "027", 27.0 and "27.0" are "27", "-1.0" is "-1".
 
-    Raises:
-        SampleError: ``no_gold_answer``: it is no such number; or as ``answer_text``.
+    Raises SampleError: ``no_gold_answer``: it is no such number; or as ``answer_text``.
     """
     text = answer_text(row, *names)
     if not _WHOLE.fullmatch(text):
@@ -75,8 +73,7 @@ def whole_number(row: Mapping[str, Any], *names: str) -> str:
 def text_of(row: Mapping[str, Any], *names: str) -> str:
     """The text of the first of these fields that is present.
 
-    Raises:
-        SampleError: ``missing_field``, ``wrong_type`` or ``unreadable_value``.
+    Raises SampleError: ``missing_field``, ``wrong_type`` or ``unreadable_value``.
     """
     value = first_of(row, *names)
     wanted = " or ".join(f"'{name}'" for name in names)
@@ -115,8 +112,7 @@ def number_of(row: Mapping[str, Any], name: str) -> float:
 def list_of(row: Mapping[str, Any], name: str) -> list[Any]:
     """A list, also one stored field by field (``listed``).
 
-    Raises:
-        SampleError: ``missing_field``, ``wrong_type`` or ``uneven_lists``.
+    Raises SampleError: ``missing_field``, ``wrong_type`` or ``uneven_lists``.
     """
     value = listed(row.get(name), f"'{name}'")
     if value is None:
@@ -134,8 +130,7 @@ def listed(value: Any, what: str) -> Any:
     Args:
         what: name of the value in messages.
 
-    Raises:
-        SampleError: ``uneven_lists``: its lists differ in length.
+    Raises SampleError: ``uneven_lists``: its lists differ in length.
     """
     if not isinstance(value, Mapping) or not value or not all(isinstance(one, list) for one in value.values()):
         return value
@@ -161,17 +156,16 @@ def texts_of(values: Sequence[Any], what: str) -> list[str]:
     return [value.strip() for value in values]
 
 
-def named(*fields: str) -> Callable[[Mapping[str, Any], str], list[tuple[str, Mapping[str, Any]]]]:
+def named(*fields: str | tuple[str, ...]) -> Callable[[Mapping[str, Any], str], list[tuple[str, Mapping[str, Any]]]]:
     """``Form.questions`` of rows that are one question with an id: named("video", "qid") calls one "4010069381_6".
 
-    A row without the id keeps its default name.
+    Of the fields in a tuple the first that is present counts. A row without the id keeps its default name.
     """
 
     def questions(row: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:
-        try:
-            return [("_".join(called(row, field) for field in fields), row)]
-        except SampleError:
-            return [(name, row)]
+        with suppress(SampleError):
+            name = "_".join(called(row, *([field] if isinstance(field, str) else field)) for field in fields)
+        return [(name, row)]
 
     return questions
 
@@ -179,22 +173,21 @@ def named(*fields: str) -> Callable[[Mapping[str, Any], str], list[tuple[str, Ma
 def listed_questions(
     row: Mapping[str, Any], name: str, listed: str, own_id: str, prefix: str, **shared: Any
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The questions in a list of the row, each with a name: {"asked": the question} and the ``shared`` fields.
+    """The questions in a list of the row, each with a name: {"question": the question} and the ``shared`` fields.
 
     Args:
         listed: field of the row with the list.
         own_id: id field of a question, which restarts in each row; without one questions are numbered.
         prefix: makes the ids of one row unique: its video.
 
-    Raises:
-        SampleError: the row has no such list.
+    Raises SampleError: the row has no such list.
     """
-    for number, asked in enumerate(list_of(row, listed), start=1):
+    for number, question in enumerate(list_of(row, listed), start=1):
         try:
-            question_name = f"{prefix}_{called(object_of(asked, 'the question'), own_id)}"
+            question_name = f"{prefix}_{called(object_of(question, 'the question'), own_id)}"
         except SampleError:
             question_name = f"{name}-{number}"  # rows of one line are called "1", "1.2", ...
-        yield question_name, {**shared, "asked": asked}
+        yield question_name, {**shared, "question": question}
 
 
 def video_file(name: str) -> str:

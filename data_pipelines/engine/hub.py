@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,6 @@ class Origin:
     config: str | None
     revision: str | None
 
-    @classmethod
-    def of(cls, name: str, config: str | None, revision: str | None) -> Origin:
-        """From the arguments of ``datasets.load_dataset``."""
-        return cls(str(Path(name).resolve()) if Path(name).is_dir() else name, config, revision)
-
     def __str__(self) -> str:
         shown = f"'{printable(self.name, 200)}', configuration {self.config or 'default'}"
         return f"{shown}, revision {self.revision}" if self.revision else shown
@@ -69,10 +64,10 @@ def fetch(name: str, config: str | None, split: str, folder: Path, revision: str
 
     Returns FOLDER:split, as ``vlm_pg.data.files`` reads it.
 
-    Raises:
-        ConfigError: there is no such data set or split, it cannot be loaded or written, or the folder holds another.
+    Raises ConfigError: there is no such data set or split, it cannot be loaded or written, or the folder holds another.
     """
-    target, origin = folder / shard_of(split), Origin.of(name, config, revision)
+    target = folder / shard_of(split)
+    origin = Origin(str(Path(name).resolve()) if Path(name).is_dir() else name, config, revision)
     check_origin(target, origin)
     if not target.is_file():
         by_hand = (
@@ -160,7 +155,7 @@ def _csv_tables(builder: Any, split: str, lost: LostRows) -> Iterator[Any]:
     paths = datasets.DownloadManager().download_and_extract(files[split])
     for file, path in zip(files[split], paths, strict=True):
         name = str(file).rpartition("/")[2]
-        rows = _csv_rows(Path(path), name, config.sep, lost)
+        rows = lost.readable(Path(path), name, config.sep)
         while some := list(islice(rows, _ROWS)):
             columns = columns or list(some[0])
             if features is None:
@@ -173,57 +168,44 @@ def _csv_tables(builder: Any, split: str, lost: LostRows) -> Iterator[Any]:
             yield cast_table_to_features(table, features)
 
 
-def _csv_rows(path: Path, name: str, delimiter: str, lost: LostRows) -> Iterator[dict[str, str]]:
-    for place, row in read_csv(path, delimiter):
-        if isinstance(row, Unreadable):
-            lost.add(name, place.line, row)
-        else:
-            yield row
-
-
 class LostRows:
-    """Unreadable rows that a shard lacks, written beside it. ``first``: the first of ``count``, for messages."""
+    """Unreadable rows that a shard lacks, written beside it. ``first``: the first of them, for messages."""
 
     def __init__(self, file: Any):
-        self._file = file
-        self.count, self.first = 0, ""
+        self._file, self.first = file, ""
 
-    def add(self, name: str, line: int, row: Unreadable) -> None:
-        """A row that ends on this line of the data set's file ``name``."""
-        self.count += 1
-        self.first = self.first or f"'{printable(name, 200)}:{line}' is {row.what}"
-        fields = {"file": name, "line": line, "what": row.what, "reason": row.reason}
-        self._file.write((json.dumps(fields) + "\n").encode())
+    def readable(self, path: Path, name: str, delimiter: str) -> Iterator[dict[str, str]]:
+        """The readable rows of a CSV file, which the data set calls ``name``; the others are written."""
+        for location, row in read_csv(path, delimiter):
+            if not isinstance(row, Unreadable):
+                yield row
+                continue
+            self.first = self.first or f"'{printable(name, 200)}:{location.line}' is {row.what}"
+            fields = {"file": name, "line": location.line, "what": row.what, "reason": row.reason}
+            self._file.write((json.dumps(fields) + "\n").encode())
 
 
 @contextmanager
 def _collecting_lost(shard: Path) -> Iterator[LostRows]:
-    """Collects the rows that a shard lacks, in the place of those of an earlier one of this name."""
+    """Collects the rows that a shard lacks, replacing those of an earlier one of this name."""
     path = _beside(shard, _LOST)
     with replacing(path) as file:
         yield (lost := LostRows(file))
-    if not lost.count:
+    if not lost.first:
         path.unlink()
-
-
-def count_lost(shard: Path) -> int:
-    """The number of rows that a shard lacks."""
-    return sum(1 for _ in _read_lost(shard))
 
 
 def rows_and_lost(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
     """As ``read_rows``, followed by the rows that shards lack: they are refused by file and line."""
-    number = 0
-    for place, row in read_rows(path):
-        number += 1
-        yield place, row
-    for shard in files_of(path):
-        for lost in _read_lost(shard):
-            number += 1
-            yield RecordLocation(lost["line"], file=lost["file"], row=number), Unreadable(lost["what"], lost["reason"])
+    numbers = count(1)
+    for (location, row), _ in zip(read_rows(path), numbers, strict=False):
+        yield location, row
+    for lost, number in zip((lost for shard in files_of(path) for lost in read_lost(shard)), numbers, strict=False):
+        yield RecordLocation(lost["line"], file=lost["file"], row=number), Unreadable(lost["what"], lost["reason"])
 
 
-def _read_lost(shard: Path) -> Iterator[dict[str, Any]]:
+def read_lost(shard: Path) -> Iterator[dict[str, Any]]:
+    """The rows that a shard lacks: file, line, what they are, and the reason."""
     path = _beside(shard, _LOST)
     if not path.is_file():
         return
@@ -249,26 +231,21 @@ def check_origin(shard: Path, origin: Origin) -> None:
     """
     for note in sorted(shard.parent.glob(f".*{_ORIGIN}")):
         fetched = note.with_name(note.name[1 : -len(_ORIGIN)])
-        before = _read_origin(note)
+        before = None
+        with suppress(OSError, ValueError, TypeError):
+            before = Origin(**json.loads(note.read_bytes()))
         if fetched.is_file() and before != origin:
             raise ConfigError(
-                f"'{printable(str(fetched), 300)}' was fetched from {before or 'another place'}; asked for is "
+                f"'{printable(str(fetched), 300)}' was fetched from {before or 'another place'}; requested is "
                 f"{origin}. A folder holds what was fetched of one data set. Choose another --hub-folder, or remove "
                 "that file."
             )
     if shard.is_file() and not _beside(shard, _ORIGIN).is_file():
         raise UnknownOrigin(
             f"'{printable(str(shard), 300)}' is there, and it is not known from where: an earlier version may have "
-            f"fetched it. Asked for is {origin}. If that is what it holds, give the folder in the place of --hub; "
+            f"fetched it. Requested is {origin}. If that is what it holds, give the folder in the place of --hub; "
             "else choose another --hub-folder, or remove that file."
         )
-
-
-def _read_origin(note: Path) -> Origin | None:
-    try:
-        return Origin(**json.loads(note.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 def _beside(shard: Path, ending: str) -> Path:

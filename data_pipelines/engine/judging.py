@@ -11,10 +11,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data_pipelines.engine.dataset import DataSet, Split
-from data_pipelines.engine.media_finder import MISSING_MEDIA, Found, MediaFinder, MissingMedia
+from data_pipelines.engine.media_finder import MISSING_MEDIA, MediaFinder, MissingMedia
+from data_pipelines.engine.resume import Spool, Verdict
 from data_pipelines.engine.rows import MediaStore, RowReader, SkippedRow
 from vlm_pg.data.dedup import path_key, text_key
 from vlm_pg.data.files import RecordLocation, root_of
@@ -27,10 +28,6 @@ from vlm_pg.rewards.gold import gold_faults
 from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import BadSample, Sample
 
-if TYPE_CHECKING:
-    from data_pipelines.engine.resume import Spool
-    from vlm_pg.media.decode_file import MediaFacts  # it imports torch
-
 DATA_TYPES = ("image", "video", "mixed", "text")
 PART_ROWS = 256
 # Fewer are judged before processes have started.
@@ -38,7 +35,7 @@ _FEW_PARTS = 8
 
 
 @dataclass(frozen=True)
-class Source:
+class AnnotationFile:
     """One annotation file: index of its form, prefix of its rows' names, and split."""
 
     path: Path
@@ -52,26 +49,8 @@ class Part:
     """Rows of one file that are judged together. ``number`` counts the parts of all files from 0."""
 
     number: int
-    source: Source
+    source: AnnotationFile
     rows: Sequence[tuple[RecordLocation, Any]]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The outcome of one question: one of ``sample``, ``refused`` and ``skipped`` (the reason) is set.
-
-    ``keys``: what training and evaluation must not share, of all questions that were parsed, refused ones too: paths of
-    media, or without media the question. ``facts``: of a sample's media, once they were probed. ``found``: results of
-    the media finder.
-    """
-
-    split: Split
-    sample: Sample | None = None
-    refused: BadSample | None = None
-    skipped: str = ""
-    keys: tuple[str, ...] = ()
-    facts: tuple[MediaFacts, ...] = ()
-    found: tuple[Found, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,17 +103,21 @@ class Judge:
     def judge(self, part: Part) -> list[Verdict]:
         """The outcome of each question of a part, in order."""
         source, finder = part.source, self._finder
-        reader = RowReader(self._dataset.forms[source.form], finder, self._store, root_of(source.path))
+        reader = RowReader(self._dataset, self._dataset.forms[source.form], finder, self._store, root_of(source.path))
         verdicts: list[Verdict] = []
         if finder is not None:
             finder.queries.clear()
-        for place, row in part.rows:
-            for one in reader.samples(row, f"{source.name}-{place.key}", place.within(source.path)):
+        for location, row in part.rows:
+            for one in reader.samples(row, f"{source.name}-{location.key}", location.within(source.path)):
                 verdict = self._parsed(source.split, one)
                 verdicts.append(verdict if finder is None else replace(verdict, found=finder.take_found()))
-        samples = [one.sample for one in verdicts if one.sample is not None]
-        faults = iter(gold_faults(samples, self._rewarder))
-        return [one if one.sample is None else self._checked(one, one.sample, next(faults)) for one in verdicts]
+        parsed = [(index, one.sample) for index, one in enumerate(verdicts) if one.sample is not None]
+        gold = gold_faults([sample for _, sample in parsed], self._rewarder)
+        for (index, sample), gold_fault in zip(parsed, gold, strict=True):
+            if (fault := self._media_fault(sample) or gold_fault) is not None:
+                bad = BadSample(sample.sample_id, fault.reason, str(fault), sample.where)
+                verdicts[index] = replace(verdicts[index], sample=None, refused=bad)
+        return verdicts
 
     def _parsed(self, split: Split, one: Sample | BadSample | SkippedRow) -> Verdict:
         if isinstance(one, BadSample):
@@ -142,20 +125,15 @@ class Judge:
         if isinstance(one, SkippedRow):
             return Verdict(split, skipped=one.reason)
         # Filters come first: questions that are filtered out need not be right.
-        if data_type(one) not in self._rules.data_types:
-            return Verdict(split, skipped=f"data type {data_type(one)}")
-        if one.answer_kind not in self._rules.answer_kinds:
-            return Verdict(split, skipped=f"answer kind {one.answer_kind}")
-        if self._rules.sources and one.source not in self._rules.sources:
-            return Verdict(split, skipped=f"source {one.source}")
+        filters = (
+            ("data type", data_type(one), self._rules.data_types),
+            ("answer kind", one.answer_kind, self._rules.answer_kinds),
+            ("source", one.source, self._rules.sources or (one.source,)),
+        )
+        for what, value, wanted in filters:
+            if value not in wanted:
+                return Verdict(split, skipped=f"{what} {value}")
         return Verdict(split, sample=one, keys=split_keys(one))
-
-    def _checked(self, verdict: Verdict, sample: Sample, gold_fault: SampleError | None) -> Verdict:
-        fault = self._media_fault(sample) or gold_fault
-        if fault is None:
-            return verdict
-        bad = BadSample(sample.sample_id, fault.reason, str(fault), sample.where)
-        return replace(verdict, sample=None, refused=bad)
 
     def _media_fault(self, sample: Sample) -> SampleError | None:
         root = self._rules.media_root
@@ -183,18 +161,8 @@ def split_keys(sample: Sample) -> tuple[str, ...]:
     return tuple(path_key(ref.path) for ref in sample.media) or (text_key(sample.question),)
 
 
-def parts_of(sources: Sequence[Source], dataset: DataSet) -> Iterator[Part]:
-    """The rows of all files in runs of ``PART_ROWS``, whatever the number of processes."""
-    number = 0
-    for source in sources:
-        rows = dataset.forms[source.form].rows(source.path)
-        while some := list(islice(rows, PART_ROWS)):
-            yield Part(number, source, some)
-            number += 1
-
-
 def judge_all(
-    sources: Sequence[Source], dataset: DataSet, rules: Rules, spool: Spool, total_rows: int, workers: int
+    sources: Sequence[AnnotationFile], dataset: DataSet, rules: Rules, spool: Spool, total_rows: int, workers: int
 ) -> int:
     """Judge the parts that the spool lacks. Returns the number of all parts.
 
@@ -210,13 +178,16 @@ def judge_all(
     with Bar("Checking records", total_rows) as bar:
 
         def missing() -> Iterator[Part]:
+            """The rows of all files in runs of ``PART_ROWS``, whatever the number of processes."""
             nonlocal count
-            for part in parts_of(sources, dataset):
-                count += 1
-                if spool.has(part.number, len(part.rows)):
-                    bar.advance(len(part.rows), redone=False)
-                else:
-                    yield part
+            for source in sources:
+                rows = dataset.forms[source.form].rows(source.path)
+                while some := list(islice(rows, PART_ROWS)):
+                    if spool.has(count, len(some)):
+                        bar.advance(len(some), redone=False)
+                    else:
+                        yield Part(count, source, some)
+                    count += 1
 
         def keep(part: Part, verdicts: list[Verdict]) -> None:
             spool.write(part.number, len(part.rows), verdicts)

@@ -12,18 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from data_pipelines.engine.arguments import Arguments
-from data_pipelines.engine.dataset import DataSet
-from data_pipelines.engine.judging import Verdict
 from data_pipelines.engine.output_folder import fingerprint
-from data_pipelines.engine.resume import MediaBook, Spool
+from data_pipelines.engine.resume import MediaBook, Spool, Verdict
 from vlm_pg.config_files import nearest_keys
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.progress import Bar
-from vlm_pg.types import BadSample, MediaRef, Sample
+from vlm_pg.types import BadSample, MediaRef
 
 if TYPE_CHECKING:
     from vlm_pg.media.decode_file import MediaFacts
@@ -43,10 +40,16 @@ class ProbedMedia:
 
     def with_facts(self, verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
         """The verdicts with facts of their media; questions whose media cannot be used are refused."""
-        if self.book is None:
-            return iter(verdicts)
-        book = self.book
-        return (one if one.sample is None else _with_facts(one, one.sample, book) for one in verdicts)
+        for one in verdicts:
+            results = [] if self.book is None or one.sample is None else list(map(self.book.read, one.sample.media))
+            fault = next((result for result in results if isinstance(result, SampleError)), None)
+            if fault is not None and one.sample is not None:
+                sample = one.sample
+                bad = BadSample(sample.sample_id, fault.reason, str(fault), sample.where, fault.trace)
+                yield replace(one, sample=None, refused=bad)
+            else:
+                facts = [facts for facts in results if facts is not None and not isinstance(facts, SampleError)]
+                yield replace(one, facts=tuple(facts))
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,10 @@ class MediaCheck:
     identity: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, dataset: DataSet, arguments: Arguments) -> MediaCheck:
-        """From the command's arguments. Raises ConfigError: ``--media`` is invalid."""
-        settings = media_settings(arguments.media, max(1, arguments.workers))
-        factor, decode = arguments.patch, arguments.decode
-        if dataset.media is None or arguments.skip_media_check:
-            return cls(None, settings, factor, decode)
-        identity = {"decode": decode, "media": sorted(arguments.media), "patch": factor}
-        return cls(arguments.media_root, settings, factor, decode, identity)
+    def of(cls, root: Path | None, given: Sequence[str], workers: int, factor: int, decode: bool) -> MediaCheck:
+        """From the command's arguments. Raises ConfigError: ``--media``, which is ``given``, is invalid."""
+        identity = {} if root is None else {"decode": decode, "media": sorted(given), "patch": factor}
+        return cls(root, media_settings(given, workers), factor, decode, identity)
 
     @property
     def shown(self) -> str:
@@ -105,8 +104,7 @@ class MediaCheck:
 def media_settings(given: Sequence[str], workers: int) -> MediaSettings:
     """The settings of ``--media KEY=VALUE ...``; all others then have a run's defaults.
 
-    Raises:
-        ConfigError: an unknown key or an invalid value.
+    Raises ConfigError: an unknown key or an invalid value.
     """
     import yaml
 
@@ -142,8 +140,7 @@ def probe_all(verdicts: Iterable[Verdict], book: MediaBook, loader: MediaLoader,
     Args:
         decode: decode the frames that would be shown, or one of them.
 
-    Raises:
-        OSError, sqlite3.OperationalError: the book cannot be written.
+    Raises OSError, sqlite3.OperationalError: the book cannot be written.
     """
     book.want(ref for one in verdicts if one.sample is not None for ref in one.sample.media)
     wanted, known = book.counts()
@@ -177,15 +174,3 @@ def _probed(
             except SampleError as fault:
                 outcome = fault
             yield *waiting.pop(done), outcome
-
-
-def _with_facts(verdict: Verdict, sample: Sample, book: MediaBook) -> Verdict:
-    facts = []
-    for ref in sample.media:
-        result = book.read(ref)
-        if isinstance(result, SampleError):
-            bad = BadSample(sample.sample_id, result.reason, str(result), sample.where, result.trace)
-            return replace(verdict, sample=None, refused=bad)
-        if result is not None:
-            facts.append(result)
-    return replace(verdict, facts=tuple(facts))

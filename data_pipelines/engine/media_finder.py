@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from heapq import nsmallest
@@ -22,21 +21,14 @@ EVERYTHING = "**"
 ByStem = Mapping[str, list[PurePosixPath]]
 # A path below the root and its query: name, folder, and for queries with a folder that of the annotations.
 Found = tuple[str, str, str | None, str | None]
+# Arguments of ``MediaFinder.path_of``.
+Query = tuple[str, str | None, Path | None]
 MISSING_MEDIA = "missing_media"
 # Files of a media root that are searched for a name; listing so many takes a second or two.
 SEARCHED = 200_000
 _LISTED = 4
 # Other media roots that are tried: each indexes folders of its own.
 _MAX_ROOTS = 100
-
-
-@dataclass(frozen=True)
-class MediaQuery:
-    """Arguments of ``MediaFinder.path_of``."""
-
-    name: str
-    folder: str | None
-    annotations: Path | None
 
 
 class MediaFinder:
@@ -59,7 +51,7 @@ class MediaFinder:
 
     def __init__(self, root: Path, dataset: DataSet, only_folder: str | None = None):
         self.root, self.dataset, self.only_folder = root, dataset, only_folder
-        self.queries: dict[str, MediaQuery] = {}  # by resulting path
+        self.queries: dict[str, Query] = {}  # by resulting path
         self._found: list[Found] = []
         self._below: dict[Path, PurePosixPath | None] = {}
         self._own_in_folder: dict[PurePosixPath, Callable[[str], bool]] = {}
@@ -69,7 +61,7 @@ class MediaFinder:
         """As ``locate``; the query and its result are remembered."""
         path = self.locate(name, folder, annotations)
         if self._searched(name, folder) is not None:
-            self.queries[path] = MediaQuery(name, folder, annotations)
+            self.queries[path] = name, folder, annotations
             self._found.append((path, name, folder, None if folder is None else str(annotations)))
         return path
 
@@ -81,8 +73,7 @@ class MediaFinder:
             folder: the one with all files of the row, where its form names it.
             annotations: the folder of the row's annotation file.
 
-        Raises:
-            SampleError: ``ambiguous_media``: several files match.
+        Raises SampleError: ``ambiguous_media``: several files match.
         """
         wanted = self._searched(name, folder)
         if wanted is None:
@@ -94,9 +85,11 @@ class MediaFinder:
             raise _ambiguous(name, found)
         return found[0].as_posix() if found else name.strip()
 
-    def is_there(self, path: str) -> bool:
-        """Whether a path that was found is that of a file."""
-        return self._is_file(PurePosixPath(path))
+    def is_file(self, relative: PurePosixPath | str) -> bool:
+        """Whether a path below the root is that of a file."""
+        with suppress(OSError, ValueError):  # a name no file system takes
+            return (self.root / relative).is_file()
+        return False
 
     def take_found(self) -> tuple[Found, ...]:
         """Queries and results since the last call."""
@@ -122,8 +115,7 @@ class MediaFinder:
         ``DataSet.called``, where it has such content, all rows are of this folder, and nothing in it has the name of
         another one.
 
-        Raises:
-            SampleError: ``ambiguous_media``: the file is in several folders with spellings of the name.
+        Raises SampleError: ``ambiguous_media``: the file is in several folders with spellings of the name.
         """
         if annotations is not None and annotations not in self._below:
             self._below[annotations] = below(annotations, self.root)
@@ -136,7 +128,7 @@ class MediaFinder:
             return PurePosixPath()
         spelt = self._spellings(folder, beside)
         if likely := [one for one in spelt if self._is_folder(one / wanted.parts[0])]:
-            holding = [one for one in likely if self._is_file(one / wanted)]
+            holding = [one for one in likely if self.is_file(one / wanted)]
             if len(holding) > 1:
                 raise _ambiguous(wanted.as_posix(), [one / wanted for one in holding])
             return (holding or likely)[0]
@@ -176,21 +168,21 @@ class MediaFinder:
 
     def _by_path(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         first, *inner = wanted.parts
-        folders = self._holders.get(first, [])
+        folders = self._by_entry.get(first, [])
         if not folders and (inner or not self._folders):
-            return [wanted] if self._is_file(wanted) else []
+            return [wanted] if self.is_file(wanted) else []
         # Where it is missing, it would be in the first of these folders: a file in the root does not count.
         paths = [folder / wanted for folder in folders]
         # a video may be a folder of pictures
-        found = [*filter(self._is_file, paths)] or [*filter(self._is_folder, paths)]
+        found = [*filter(self.is_file, paths)] or [*filter(self._is_folder, paths)]
         return found or [(folders or self._folders[0])[0] / wanted]
 
     def _by_name(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         for folders, inner in [*((folders, EVERYTHING) for folders in self._folders), *self._shared]:
-            exact = filter(self._is_own, (folder / wanted for folder in folders if self._is_file(folder / wanted)))
+            exact = filter(self._is_own, (folder / wanted for folder in folders if self.is_file(folder / wanted)))
             if found := list(exact) or self._inside(folders, inner, wanted):
                 return found
-        if self._is_file(wanted):
+        if self.is_file(wanted):
             return [wanted]
         in_root = (alike(self._by_stem(folder), wanted) for folder in (wanted.parent, PurePosixPath()))
         return next(filter(None, in_root), [])
@@ -229,7 +221,7 @@ class MediaFinder:
         return [(folders, inner) for folders, inner in found if folders]
 
     @cached_property
-    def _holders(self) -> Mapping[str, list[PurePosixPath]]:
+    def _by_entry(self) -> Mapping[str, list[PurePosixPath]]:
         """The folders of all patterns, by the names of their entries."""
         found: defaultdict[str, list[PurePosixPath]] = defaultdict(list)
         for folder in dict.fromkeys(folder for folders in self._folders for folder in folders):
@@ -244,17 +236,10 @@ class MediaFinder:
             self._indexes[folder, inner] = media_by_stem(files_in(self.root / folder, inner), self.root)
         return self._indexes[folder, inner]
 
-    def _is_file(self, relative: PurePosixPath) -> bool:
-        try:
-            return (self.root / relative).is_file()
-        except (OSError, ValueError):  # a name no file system takes
-            return False
-
     def _is_folder(self, relative: PurePosixPath) -> bool:
-        try:
+        with suppress(OSError, ValueError):
             return (self.root / relative).is_dir()
-        except (OSError, ValueError):
-            return False
+        return False
 
 
 class MissingMedia:
@@ -274,26 +259,26 @@ class MissingMedia:
     def fault(self, path: str) -> SampleError:
         """The refusal of a question whose medium would be at this ``path`` below the root, a result of the finder."""
         query = self._finder.queries[path]
-        wanted = wanted_path(query.name)
+        wanted = wanted_path(query[0])
         return SampleError(
             MISSING_MEDIA,
-            f"Medium '{_shown(path)}' is not there. It was looked for in {self._searched_in(path, wanted, query)}. "
+            f"Medium '{_shown(path)}' is not there. It was looked for in {self._searched_in(path, wanted, query[1])}. "
             f"{self._advice(path, wanted, query)}",
         )
 
-    def _searched_in(self, path: str, wanted: PurePosixPath, query: MediaQuery) -> str:
+    def _searched_in(self, path: str, wanted: PurePosixPath, folder: str | None) -> str:
         root = f"the media root '{_shown(str(self._root))}'"
-        if query.folder is not None:
+        if folder is not None:
             own = PurePosixPath(*PurePosixPath(path).parts[: -len(wanted.parts)]).as_posix()
-            where = root if own == "." else f"'{_shown(own)}' below {root}"
-            return f"{where} alone, which is to be the folder '{_shown(query.folder)}' of this row's media"
+            inside = root if own == "." else f"'{_shown(own)}' below {root}"
+            return f"{inside} alone, which is to be the folder '{_shown(folder)}' of this row's media"
         folders = self._finder.searched_folders()
         if not folders:
             named = [*(self._dataset.media or ()), *self._dataset.shared]
             return f"{root} itself{f', which has none of the folders {_listed(named)}' if named else ''}"
         return f"{_listed(folders)} below {root}{', and in the root itself' if self._dataset.by_name else ''}"
 
-    def _advice(self, path: str, wanted: PurePosixPath, query: MediaQuery) -> str:
+    def _advice(self, path: str, wanted: PurePosixPath, query: Query) -> str:
         files, is_complete = self._files
         matches = alike(files, wanted) if self._dataset.by_name else self._exact(wanted)
         if not matches:
@@ -303,22 +288,22 @@ class MissingMedia:
         if roots:
             remedy = f"give --media-root {_shown(str(roots[0]))}"
         else:
-            remedy = self._renaming(matches, wanted, query) or f"move it to '{_shown(path)}'"
+            remedy = self._renaming(matches, wanted, query[1]) or f"move it to '{_shown(path)}'"
         found = _listed([match.as_posix() for match in matches])
         return (
             f"Of that name there is {found}, maybe another data set's. Fetch the file; or, where that is the one "
             f"meant, {remedy}."
         )
 
-    def _renaming(self, matches: Sequence[PurePosixPath], wanted: PurePosixPath, query: MediaQuery) -> str:
-        """How to rename the folder of a row's media where it has another name."""
+    def _renaming(self, matches: Sequence[PurePosixPath], wanted: PurePosixPath, name: str | None) -> str:
+        """How to rename the folder of a row's media to ``name`` where it has another one."""
         parts = wanted.parts
         holding = [match.parents[len(parts) - 1] for match in matches if match.parts[-len(parts) :] == parts]
-        if query.folder is None or query.folder not in self._dataset.spelt or not holding:
+        if name is None or name not in self._dataset.spelt or not holding:
             return ""
         folder = Path(os.path.abspath(self._root / holding[0]))
-        renamed = folder.with_name(query.folder)
-        return f"call '{_shown(str(folder))}' '{_shown(query.folder)}' and give --media-root {_shown(str(renamed))}"
+        renamed = folder.with_name(name)
+        return f"call '{_shown(str(folder))}' '{_shown(name)}' and give --media-root {_shown(str(renamed))}"
 
     def _exact(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         """Files of the whole path; else those of the name, unless it is as common as "1.png"."""
@@ -326,7 +311,7 @@ class MissingMedia:
         whole = [path for path in found if path.parts[-len(wanted.parts) :] == wanted.parts]
         return whole or (found if len(found) <= _LISTED else [])
 
-    def _root_for(self, path: PurePosixPath, query: MediaQuery) -> Path | None:
+    def _root_for(self, path: PurePosixPath, query: Query) -> Path | None:
         """The media root with which this file would be found; None without one."""
         for parent in list(path.parents)[:-1]:
             if parent not in self._candidate_roots:
@@ -335,7 +320,7 @@ class MissingMedia:
             if root not in self._others:
                 self._others[root] = MediaFinder(root, self._dataset, self._finder.only_folder)
             with suppress(SampleError):  # several match there
-                if parent / self._others[root].locate(query.name, query.folder, query.annotations) == path:
+                if parent / self._others[root].locate(*query) == path:
                     return root
         return None
 
@@ -358,7 +343,7 @@ def wanted_path(name: str) -> PurePosixPath:
     return PurePosixPath(name.strip().replace("\\", "/"))
 
 
-def media_by_stem(files: Iterator[Path] | Sequence[Path], root: Path) -> ByStem:
+def media_by_stem(files: Iterable[Path], root: Path) -> ByStem:
     """Those of the files with a suffix of media, relative to the root, by stem."""
     found: defaultdict[str, list[PurePosixPath]] = defaultdict(list)
     for file in files:

@@ -27,7 +27,7 @@ from vlm_pg.files import sync_path, write_bytes_atomic
 REPORT, SUMMARY = "report.json", "summary.html"
 MISSING = "missing_media.txt"
 PARTS, IDENTITY = ".parts", "identity.json"  # of judged rows; the inputs of these parts
-_PLACING = ".placing.json"
+_CLAIMS = ".placing.json"
 _LISTED = 6
 # Files are compared by size, and by content up to so many bytes in all.
 _COMPARED_BYTES = 256 << 20
@@ -42,10 +42,7 @@ def fingerprint(arguments: Mapping[str, Any]) -> str:
 
 def sha256_of(paths: Iterable[Path]) -> str:
     """SHA-256 of the files' SHA-256 digests in order."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(_content(path).digest())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(_content(path).digest() for path in paths)).hexdigest()
 
 
 @cache
@@ -77,8 +74,7 @@ def find_prepared(folder: Path, arguments: Mapping[str, Any]) -> dict[str, Any] 
 
     The manifest is written last. Its ``program`` is the one that prepared the folder.
 
-    Raises:
-        ConfigError: the folder was prepared with other arguments, or files of it are missing or changed.
+    Raises ConfigError: the folder was prepared with other arguments, or files of it are missing or changed.
     """
     if not (folder / MANIFEST).exists():
         return None
@@ -92,7 +88,7 @@ def find_prepared(folder: Path, arguments: Mapping[str, Any]) -> dict[str, Any] 
         before = {name: value for name, value in written["arguments"].items() if arguments.get(name) != value}
         now = {name: value for name, value in arguments.items() if written["arguments"].get(name) != value}
         raise ConfigError(
-            f"Folder '{folder}' was prepared with other arguments: it has {before}, asked for is {now}. A folder holds "
+            f"Folder '{folder}' was prepared with other arguments: it has {before}, requested is {now}. A folder holds "
             "one prepared set. Choose another --out, or pass --overwrite."
         )
     missing = [name for name in written["files"] if not (folder / name).is_file()]
@@ -155,7 +151,7 @@ def _content(path: Path) -> Any:
 def owned(out: Path) -> set[str]:
     """Names in the folder that this program wrote, or was about to write when it was killed."""
     manifest = own_manifest(out)
-    names: set[str] = set(_placing(out))
+    names: set[str] = set(_claimed(out))
     if manifest is not None:
         written = manifest.get("written")
         names |= {MANIFEST, REPORT, SUMMARY, *manifest["files"], *(written if isinstance(written, dict) else ())}
@@ -167,8 +163,7 @@ def owned(out: Path) -> set[str]:
 def refuse_foreign(out: Path, names: Iterable[str]) -> None:
     """Refuse to replace files of others.
 
-    Raises:
-        ConfigError: a file with one of these names in the folder is not this program's.
+    Raises ConfigError: a file with one of these names in the folder is not this program's.
     """
     ours = owned(out)
     foreign = sorted({name for name in names if name not in ours and _exists(out / name)})
@@ -183,8 +178,7 @@ def refuse_foreign(out: Path, names: Iterable[str]) -> None:
 def claim(out: Path, names: Iterable[str]) -> None:
     """Record that these names will be this program's, before they are written.
 
-    Raises:
-        ConfigError: as ``refuse_foreign``.
+    Raises ConfigError: as ``refuse_foreign``.
     """
     names = set(names)
     refuse_foreign(out, names)
@@ -193,22 +187,21 @@ def claim(out: Path, names: Iterable[str]) -> None:
 
 def adopt(out: Path, names: Iterable[str]) -> None:
     """As ``claim``, for names that are known to be this program's though no manifest lists them."""
-    write_bytes_atomic(out / _PLACING, json.dumps(sorted({*names, *_placing(out)})).encode())
+    write_bytes_atomic(out / _CLAIMS, json.dumps(sorted({*names, *_claimed(out)})).encode())
 
 
 def settle(out: Path) -> None:
     """Drop the claims once the manifest is written."""
-    (out / _PLACING).unlink(missing_ok=True)
+    (out / _CLAIMS).unlink(missing_ok=True)
 
 
-def place(written: Path, out: Path) -> list[str]:
-    """Move the files of a folder in the place of those of an earlier run. Returns their names.
+def publish(written: Path, out: Path) -> None:
+    """Replace the files of an earlier run by those of a folder.
 
     A kill in between leaves no manifest, and files that may be replaced. After a power cut files are whole where the
     manifest that follows is.
 
-    Raises:
-        ConfigError: as ``refuse_foreign``.
+    Raises ConfigError: as ``refuse_foreign``.
     """
     names = sorted(path.name for path in written.iterdir())
     earlier = {name for name in owned(out) if Path(name).name == name}  # in this folder
@@ -220,12 +213,11 @@ def place(written: Path, out: Path) -> list[str]:
         sync_path(written / name)
         (written / name).replace(out / name)
     sync_path(out)
-    return names
 
 
-def _placing(out: Path) -> list[str]:
+def _claimed(out: Path) -> list[str]:
     try:
-        names = json.loads((out / _PLACING).read_bytes())
+        names = json.loads((out / _CLAIMS).read_bytes())
     except (OSError, ValueError):
         return []
     return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -236,11 +228,10 @@ def _exists(path: Path) -> bool:
 
 
 @contextmanager
-def holding(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """As ``locked``; a second process is refused.
 
-    Raises:
-        ConfigError: another process holds the folder, or it cannot be made or written.
+    Raises ConfigError: another process holds the folder, or it cannot be made or written.
     """
     try:
         with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -270,16 +261,19 @@ def locked(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
             file = _acquired(lock, operation)
         except BlockingIOError:
             raise
-        except FileExistsError:
-            if not _may_be_a_folder(folder):
-                raise ConfigError(
-                    f"Cannot write to --out '{folder}': it is no folder. A folder that can be made and written is "
-                    "needed. Choose another."
-                ) from None
         except OSError as error:
+            fault = error.strerror
+            if isinstance(error, FileExistsError):
+                fault = "it is no folder"
+                try:  # one stat only: other processes remove and make the folder all the time
+                    if stat.S_ISDIR(folder.stat().st_mode):
+                        continue
+                except FileNotFoundError:
+                    if not folder.is_symlink():
+                        continue
             raise ConfigError(
-                f"Cannot write to --out '{folder}': {error.strerror}. A folder that can be made and written is needed. "
-                "Choose another."
+                f"Cannot write to --out '{folder}': {fault}. A folder that can be made and written is needed. Choose "
+                "another."
             ) from error
     with file:
         try:
@@ -300,11 +294,3 @@ def _acquired(lock: Path, operation: int) -> TextIO | None:
             return file
     # Closed by now: other processes may be waiting for the file that was removed.
     return None
-
-
-def _may_be_a_folder(path: Path) -> bool:
-    """Whether it is a folder, or does not exist. One stat only: other processes remove and make it all the time."""
-    try:
-        return stat.S_ISDIR(path.stat().st_mode)
-    except FileNotFoundError:
-        return not path.is_symlink()

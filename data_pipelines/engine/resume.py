@@ -10,12 +10,12 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from data_pipelines.engine.judging import Verdict
-from data_pipelines.engine.media_finder import MISSING_MEDIA, MediaFinder
+from data_pipelines.engine.dataset import Split
+from data_pipelines.engine.media_finder import MISSING_MEDIA, Found, MediaFinder
 from data_pipelines.engine.output_folder import IDENTITY, PARTS
 from vlm_pg.errors import SampleError, VlmPgError
 from vlm_pg.files import write_bytes_atomic
@@ -24,7 +24,7 @@ from vlm_pg.media.paths import is_url
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 if TYPE_CHECKING:
-    from vlm_pg.media.decode_file import MediaFacts
+    from vlm_pg.media.decode_file import MediaFacts  # it imports torch
 
 _BEGUN_ANEW = "\nbegun with --overwrite"
 # Refusals that depend on files below the media root, not on the row.
@@ -39,8 +39,26 @@ _TABLE = (
 )
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one question: one of ``sample``, ``refused`` and ``skipped`` (the reason) is set.
+
+    ``keys``: what training and evaluation must not share, of all questions that were parsed, refused ones too: paths of
+    media, or without media the question. ``facts``: of a sample's media, once they were probed. ``found``: results of
+    the media finder.
+    """
+
+    split: Split
+    sample: Sample | None = None
+    refused: BadSample | None = None
+    skipped: str = ""
+    keys: tuple[str, ...] = ()
+    facts: tuple[MediaFacts, ...] = ()
+    found: tuple[Found, ...] = ()
+
+
 def remove_parts(out: Path) -> None:
-    """Remove the parts of a run that was killed after it had written everything."""
+    """Remove the parts of a run that has written everything."""
     shutil.rmtree(out / PARTS, ignore_errors=True)
 
 
@@ -76,18 +94,15 @@ class Spool:
 
     def write(self, number: int, rows: int, verdicts: Sequence[Verdict]) -> None:
         """Write a part, the outcome of so many rows. It appears whole or not at all."""
-        given = (
-            {name: value for name, value in asdict(one).items() if value not in (None, "", ())} for one in verdicts
-        )
-        body = "".join(json.dumps(fields, ensure_ascii=True) + "\n" for fields in given).encode()
+        given = ({k: value for k, value in asdict(one).items() if value not in (None, "", ())} for one in verdicts)
+        body = "".join(json.dumps(fields) + "\n" for fields in given).encode()
         end = {"rows": rows, "verdicts": len(verdicts), "sha256": hashlib.sha256(body).hexdigest()}
         write_bytes_atomic(self._path(number), body + json.dumps(end).encode() + b"\n", durable=False)
 
     def verdicts(self, count: int) -> Iterator[Verdict]:
         """Of the first ``count`` parts, in order; one part is in memory at a time.
 
-        Raises:
-            VlmPgError: a part is not as it was written.
+        Raises VlmPgError: a part is not as it was written.
         """
         for number in range(count):
             yield from _verdicts(self._whole(number)[0])
@@ -107,10 +122,6 @@ class Spool:
                 removed += 1
         return removed
 
-    def remove(self) -> None:
-        """Remove all parts."""
-        shutil.rmtree(self.folder)
-
     def _whole(self, number: int) -> tuple[bytes, dict[str, Any]]:
         read = self._read(number)
         if read is None:
@@ -122,17 +133,12 @@ class Spool:
 
     def _read(self, number: int) -> tuple[bytes, dict[str, Any]] | None:
         """The lines of verdicts, and the last line; None of a part that is missing or incomplete."""
-        try:
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             data = self._path(number).read_bytes()
-        except FileNotFoundError:
-            return None
-        start = data.rstrip(b"\n").rfind(b"\n") + 1
-        body = data[:start]
-        try:
-            end = json.loads(data[start:])
+            start = data.rstrip(b"\n").rfind(b"\n") + 1
+            body, end = data[:start], json.loads(data[start:])
             return (body, end) if end["sha256"] == hashlib.sha256(body).hexdigest() else None
-        except (ValueError, KeyError, TypeError):
-            return None
+        return None
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:07d}.jsonl"
@@ -213,8 +219,8 @@ class MediaBook:
     def want(self, media: Iterable[MediaRef]) -> None:
         """Add media to probe, and drop the results of files that have changed since."""
         self._database.execute("BEGIN")
-        rows = ((_ref_to_json(ref),) for ref in media)
-        self._database.executemany("INSERT OR IGNORE INTO media (medium) VALUES (?)", rows)
+        texts = ((_ref_to_json(ref),) for ref in media)
+        self._database.executemany("INSERT OR IGNORE INTO media (medium) VALUES (?)", texts)
         for some in self._batches("number, medium, state", "outcome NOT NULL"):
             changed = [(number,) for number, text, state in some if self.state_of(_ref_from_json(text)) != state]
             self._database.executemany("UPDATE media SET outcome = NULL WHERE number = ?", changed)
@@ -232,7 +238,16 @@ class MediaBook:
 
     def state_of(self, ref: MediaRef) -> str:
         """Sizes and modification times of a medium's files, "" without any."""
-        return " ".join(_file_state(self._root, path) for path in (ref.path, ref.subtitles) if path).strip()
+        states = []
+        for path in filter(None, (ref.path, ref.subtitles)):
+            state = "-"
+            with suppress(OSError, ValueError):  # a name that no file system takes
+                file = self._root / path.removeprefix("file://")
+                found = file.stat()
+                is_folder = stat.S_ISDIR(found.st_mode)
+                state = folder_state(file) if is_folder else f"{found.st_size}:{found.st_mtime_ns}"
+            states.append(state)
+        return " ".join(states).strip()
 
     def write(self, ref: MediaRef, state: str, outcome: MediaFacts | SampleError) -> None:
         """Write the result of a probe. ``state``: from before it."""
@@ -295,11 +310,3 @@ def _ref_to_json(ref: MediaRef) -> str:
 def _ref_from_json(text: str) -> MediaRef:
     fields = json.loads(text)
     return MediaRef(**fields | {"times": tuple(fields.get("times", ()))})
-
-
-def _file_state(root: Path, path: str) -> str:
-    with suppress(OSError, ValueError):  # a name that no file system takes
-        file = root / path.removeprefix("file://")
-        found = file.stat()
-        return folder_state(file) if stat.S_ISDIR(found.st_mode) else f"{found.st_size}:{found.st_mtime_ns}"
-    return "-"

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.engine.dataset import DataSet, Form, Row
+from data_pipelines.engine.dataset import DataSet, Form
 from data_pipelines.engine.fields import unusable
 from data_pipelines.engine.media_finder import MediaFinder
 from vlm_pg.data.fields import Unreadable
@@ -41,7 +41,7 @@ class SkippedRow:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Makes samples of the rows of one form.
+    """Makes samples of the rows of one form of a data set.
 
     Args:
         finder: locates media; None for a set without.
@@ -49,6 +49,7 @@ class RowReader:
         annotations: the folder of the rows' file.
     """
 
+    dataset: DataSet
     form: Form
     finder: MediaFinder | None = None
     store: MediaStore | None = None
@@ -74,18 +75,18 @@ class RowReader:
             yield SkippedRow(name, self.form.empty)
         for question_name, question in questions:
             try:
-                yield self._sample(question, question_name, where)
+                defaults = {"problem_id": question_name, "data_type": "video", "data_source": self.dataset.name}
+                record = defaults | self.form.to_record(question)
+                folder = None if self.form.folder is None else self.form.folder(question, self.annotations)
+            except Exception as error:
+                yield _refused(question_name, error, where)
+                continue
+            try:
+                yield self._sample(record, folder, where)
             except SampleError as fault:
                 yield _refused(question_name, fault, where)
 
-    def _sample(self, question: Row, name: str, where: str) -> Sample:
-        try:
-            record = self.form.to_record(question, name)
-            folder = None if self.form.folder is None else self.form.folder(question, self.annotations)
-        except SampleError:
-            raise
-        except Exception as error:
-            raise _unexpected(error) from error
+    def _sample(self, record: dict[str, Any], folder: str | None, where: str) -> Sample:
         if self.finder is not None:
             record = self._located(record, folder, self.finder)
         if self.store is not None:
@@ -104,7 +105,7 @@ class RowReader:
 
         found = {name: path(record[name]) for name in ("path", "subtitles") if record.get(name)}
         subtitles = found.get("subtitles")
-        if self.form.subtitled and isinstance(subtitles, str) and not finder.is_there(subtitles):
+        if self.form.subtitled and isinstance(subtitles, str) and not finder.is_file(subtitles):
             found["subtitles"] = None
         return record | found
 
@@ -112,8 +113,7 @@ class RowReader:
 def check_columns(row: Any, form: Form) -> None:
     """Refuse a value that is no row of this form.
 
-    Raises:
-        SampleError: the reason of an ``Unreadable``, ``not_a_record``, ``missing_field`` or ``other_data_set``.
+    Raises SampleError: the reason of an ``Unreadable``, ``not_a_record``, ``missing_field`` or ``other_data_set``.
     """
     if isinstance(row, Unreadable):
         raise SampleError(row.reason, f"the row is {row.what}. One that can be read is expected. Correct it.")
@@ -125,15 +125,14 @@ def check_columns(row: Any, form: Form) -> None:
             f"the row has no {_listed(missing)}. Rows with {_listed(_choices(form))} are expected ({form.name}). Give "
             "the files as their project publishes them.",
         )
-    if other := _foreign(row, form):
-        raise SampleError("other_data_set", other)
+    if foreign := _foreign(row, form):
+        raise SampleError("other_data_set", foreign)
 
 
 def form_of(dataset: DataSet, path: Path) -> Form:
     """The form of a file by its first rows.
 
-    Raises:
-        ConfigError: none matches, with the nearest one; or all rows are of another, similar data set.
+    Raises ConfigError: none matches, with the nearest one; or all rows are of another, similar data set.
     """
     suffix = ".parquet" if data_folder(path) is not None else path.suffix.lower()
     rejected: list[tuple[int, Form, str]] = []
@@ -148,15 +147,15 @@ def form_of(dataset: DataSet, path: Path) -> Form:
             continue
         if not rows:
             raise ConfigError(f"Data file '{printable(str(path), 300)}' has no rows. At least one is expected.")
-        matching = [(place, row) for place, row in rows if isinstance(row, Mapping) and not _missing(row, form)]
+        matching = [(location, row) for location, row in rows if isinstance(row, Mapping) and not _missing(row, form)]
         if matching:
-            others = [(place, other) for place, row in matching if (other := _foreign(row, form))]
+            others = [(location, other) for location, row in matching if (other := _foreign(row, form))]
             if len(others) == len(matching):
                 raise ConfigError(f"{_location(path, others[0][0])}: {others[0][1]}")
             return form
-        place, row = rows[0]
+        location, row = rows[0]
         lacking = _missing(row, form) if isinstance(row, Mapping) else _choices(form)
-        rejected.append((len(lacking), form, f"{_location(path, place)}: the row has no {_listed(lacking)}"))
+        rejected.append((len(lacking), form, f"{_location(path, location)}: the row has no {_listed(lacking)}"))
         if all(isinstance(row, Unreadable) for _, row in rows):
             unreadable = unreadable or form
     if unreadable is not None:  # each of its rows is refused with its reason
@@ -198,9 +197,9 @@ def row_names(paths: Sequence[Path]) -> dict[Path, str]:
     return {path: names[file] for path, file in files.items()}
 
 
-def _location(path: Path, place: RecordLocation) -> str:
+def _location(path: Path, location: RecordLocation) -> str:
     """A row's location with the whole path, for messages that stop a run."""
-    return f"{printable(str(root_of(path) / place.file if place.file else path), 300)}:{place}"
+    return f"{printable(str(root_of(path) / location.file if location.file else path), 300)}:{location}"
 
 
 def _choices(form: Form) -> list[tuple[str, ...]]:
@@ -227,17 +226,16 @@ def _listed(choices: Sequence[Sequence[str]]) -> str:
 
 
 def _refused(name: str, error: Exception, where: str) -> BadSample:
-    fault = error if isinstance(error, SampleError) else _unexpected(error)
+    """A question or row refused for an error. One that is no SampleError is taken for an error in the data."""
+    fault = error
+    if not isinstance(fault, SampleError):
+        fault = SampleError(
+            "unexpected_row",
+            f"the row cannot be read as this data set's: {type(error).__name__} {printable(str(error), 200)}. Fields "
+            "as its project publishes them are expected. Correct the row, or report this if it is as published.",
+            "".join(traceback.format_exception(error)),
+        )
     return BadSample(printable(name, 200), fault.reason, str(fault), where, fault.trace)
-
-
-def _unexpected(error: Exception) -> SampleError:
-    return SampleError(
-        "unexpected_row",
-        f"the row cannot be read as this data set's: {type(error).__name__} {printable(str(error), 200)}. Fields as "
-        "its project publishes them are expected. Correct the row, or report this if it is as published.",
-        "".join(traceback.format_exception(error)),
-    )
 
 
 @dataclass(frozen=True)
@@ -269,8 +267,7 @@ class MediaStore:
     def write_subtitles(self, subtitles: Subtitles) -> str | None:
         """The path of a WebVTT file with these subtitles; None where all are empty.
 
-        Raises:
-            ConfigError: it cannot be written.
+        Raises ConfigError: it cannot be written.
         """
         if not any(cue.text.split() for cue in subtitles.cues):
             return None

@@ -1,15 +1,19 @@
-"""From verdicts to record files: split by media content, duplicates, writing."""
+"""From verdicts to record files: split by media content, duplicates, counts, writing."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from data_pipelines.engine.judging import Verdict
+from data_pipelines.engine.judging import data_type
+from data_pipelines.engine.resume import Verdict
 from vlm_pg.data.bad import line_of
 from vlm_pg.data.dedup import Ledger, path_key, text_key
 from vlm_pg.data.prepared import ShardWriter, to_row
@@ -19,11 +23,11 @@ from vlm_pg.files import replacing
 from vlm_pg.types import BadSample, Sample
 
 if TYPE_CHECKING:
-    from data_pipelines.engine.report import Tally
     from vlm_pg.media.decode_file import MediaFacts
 
 Format = Literal["parquet", "jsonl"]
 REFUSED, REPEATED = "refused.jsonl", "repeated.jsonl"
+_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -58,22 +62,18 @@ class Splitter:
     def assign(self, verdicts: Iterable[Verdict]) -> Iterator[Assigned | BadSample | str]:
         """Second pass: each is assigned, refused, or left out for a reason."""
         for one in verdicts:
-            if one.refused is not None:
-                yield one.refused
-            elif one.sample is None:
-                yield one.skipped
-            elif not self._ledger.add(f"ids of {one.split}", one.sample.sample_id, one.sample.where):
-                yield self._duplicate_id(one.split, one.sample)
-            else:
+            if one.sample is None:
+                yield one.refused or one.skipped
+            elif self._ledger.add(f"ids of {one.split}", one.sample.sample_id, one.sample.where):
                 yield self._assigned(one, one.sample)
-
-    def _duplicate_id(self, split: str, sample: Sample) -> BadSample:
-        name, first = printable(sample.sample_id, 200), self._ledger.look(f"ids of {split}", sample.sample_id)
-        message = (
-            f"the id '{name}' was used before, at {first}. Each row needs its own. Give each file once; where ids "
-            "begin anew in each file, or in each row's list of questions, number them through, or leave the ids out."
-        )
-        return BadSample(sample.sample_id, "duplicate_id", message, sample.where)
+            else:
+                first = self._ledger.look(f"ids of {one.split}", one.sample.sample_id)
+                message = (
+                    f"the id '{printable(one.sample.sample_id, 200)}' was used before, at {first}. Each row needs its "
+                    "own. Give each file once; where ids begin anew in each file, or in each row's list of questions, "
+                    "number them through, or leave the ids out."
+                )
+                yield BadSample(one.sample.sample_id, "duplicate_id", message, one.sample.where)
 
     def _assigned(self, one: Verdict, sample: Sample) -> Assigned | str:
         if one.split == "eval":
@@ -110,10 +110,6 @@ class Repeat:
         answer = "the same answer" if self.answers == "same" else "another answer: one of them is wrong"
         return f"with {answer}, for example {question} asks what {first} asks"
 
-    def line(self) -> bytes:
-        """Its line in ``repeated.jsonl``."""
-        return (json.dumps(asdict(self), ensure_ascii=True) + "\n").encode()
-
 
 class Repeats:
     """Finds duplicates by text, options, and content and part of the media, whatever file names and blanks."""
@@ -128,16 +124,123 @@ class Repeats:
             (ref.kind, ref.folder_fps, ref.start, ref.end, ref.times, path_key(ref.subtitles)) for ref in sample.media
         ]
         texts = [text_key(text) for text in (sample.question, *sample.options)]
-        asked = _digest([texts, contents, parts])
+        question = _digest([texts, contents, parts])
         answer = _digest([sample.answer_kind, sample.answer])
-        if self._ledger.add("asked", asked, f"{answer} {sample.sample_id}"):
+        if self._ledger.add("questions", question, f"{answer} {sample.sample_id}"):
             return None
-        first_answer, _, first = (self._ledger.look("asked", asked) or "").partition(" ")
+        first_answer, _, first = (self._ledger.look("questions", question) or "").partition(" ")
         return Repeat(sample.sample_id, first, "same" if answer == first_answer else "other", sample.where)
 
 
 def _digest(values: Sequence[Any]) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+@dataclass
+class Histogram:
+    """Counts by size, in bins that double: bin 0 is up to ``first``, bin 1 up to twice as much, and so on."""
+
+    title: str
+    first: float
+    counts: Counter[int] = field(default_factory=Counter)
+
+    def add(self, size: float) -> None:
+        self.counts[max(0, math.ceil(math.log2(max(size, self.first) / self.first)))] += 1
+
+    def bars(self) -> list[tuple[str, int, float]]:
+        """Label, count and width in percent of each bar."""
+        most, bins = max(self.counts.values()), range(min(self.counts), max(self.counts) + 1)
+        return [(f"up to {self.first * 2**i:,.0f}", self.counts[i], 100 * self.counts[i] / most) for i in bins]
+
+
+@dataclass
+class Tally:
+    """Counts of questions by outcome, and a few kept ones to show.
+
+    Args:
+        option_columns: how many fields of a row hold an option each; 0: none.
+        subtitled: whether records name subtitles where their video has any.
+    """
+
+    option_columns: int = 0
+    subtitled: bool = False
+    fewer_options: int = 0
+    without_subtitles: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    by_data_type: Counter[str] = field(default_factory=Counter)
+    by_answer_kind: Counter[str] = field(default_factory=Counter)
+    by_source: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, BadSample] = field(default_factory=dict)
+    repeated: Counter[str] = field(default_factory=Counter)
+    repeats: dict[str, Repeat] = field(default_factory=dict)
+    shown: list[tuple[str, Sample]] = field(default_factory=list)
+    words: Histogram = field(default_factory=lambda: Histogram("Words of question and options", 8))
+    clips: Histogram = field(default_factory=lambda: Histogram("Seconds of clips", 1))
+    seconds: Histogram = field(default_factory=lambda: Histogram("Seconds of whole videos", 1))
+    tokens: Histogram = field(default_factory=lambda: Histogram("Visual tokens of a question", 16))
+
+    def keep(self, split: str, sample: Sample, facts: Sequence[MediaFacts] = ()) -> None:
+        """Count a question that was written. ``facts``: of its media, where they were probed."""
+        self.counts[split] += 1
+        self.by_data_type[data_type(sample)] += 1
+        self.by_answer_kind[sample.answer_kind] += 1
+        self.by_source[sample.source] += 1
+        self.words.add(sum(len(text.split()) for text in (sample.question, *sample.options)))
+        self.fewer_options += 0 < len(sample.options) < self.option_columns
+        self.without_subtitles += all(not ref.subtitles for ref in sample.media)
+        for ref in sample.media:
+            if ref.end is not None:
+                self.clips.add(ref.end - (ref.start or 0.0))
+        for one in facts:
+            if one.seconds:
+                self.seconds.add(one.seconds)
+        if facts:
+            self.tokens.add(sum(one.visual_tokens for one in facts))
+        # Samples with the largest hashes: a choice that depends on the samples alone and needs one pass.
+        rank = hashlib.sha256(sample.sample_id.encode(errors="surrogatepass")).hexdigest()
+        self.shown = nlargest(_SHOWN, [*self.shown, (rank, sample)], key=lambda one: one[0])
+
+    def refuse(self, bad: BadSample) -> None:
+        """Count a question that cannot be used."""
+        self.refused[bad.reason] += 1
+        self.examples.setdefault(bad.reason, bad)
+
+    def repeat(self, repeat: Repeat) -> None:
+        """Count a kept duplicate of a question."""
+        self.repeated[repeat.answers] += 1
+        self.repeats.setdefault(repeat.answers, repeat)
+
+    def report(self) -> dict[str, Any]:
+        """The counts in ``report.json``."""
+        report: dict[str, Any] = {"train": self.counts["train"], "eval": self.counts["eval"]}
+        counters = {"kept_by_data_type": self.by_data_type, "kept_by_answer_kind": self.by_answer_kind,
+                    "kept_by_source": self.by_source, "left_out": self.left_out, "refused": self.refused,
+                    "repeated": self.repeated}  # fmt: skip
+        for name, counter in counters.items():
+            report[name] = dict(sorted(counter.items(), key=lambda one: (-one[1], one[0])))
+        if self.option_columns:
+            report["fewer_options_than_columns"] = self.fewer_options
+        if self.subtitled:
+            report["without_subtitles"] = self.without_subtitles
+        return report
+
+    def summary(self) -> str:
+        """A few lines for people: how many were kept, left out, refused and repeated, and why."""
+        lines = [f"kept     {self.counts['train']} for training, {self.counts['eval']} for evaluation"]
+        lines += [f"left out {count:6}  {name}" for name, count in self.left_out.most_common()]
+        for reason, count in self.refused.most_common():
+            example = self.examples[reason]
+            lines.append(f"refused  {count:6}  {reason}, for example {example.sample_id}: {example.message}")
+        lines += [f"repeated {count:6}  {self.repeats[answers]}" for answers, count in self.repeated.most_common()]
+        if self.fewer_options:
+            lines.append(
+                f"kept     {self.fewer_options:6}  of them have fewer options than {self.option_columns} columns"
+            )
+        if self.subtitled:
+            lines.append(f"kept     {self.without_subtitles:6}  of them have no subtitles")
+        return "\n".join(lines)
 
 
 def write_all(
@@ -165,7 +268,7 @@ def write_all(
                     tally.keep(one.split, one.sample, one.facts)
                     if repeat := repeats.of(one.sample, one.facts):
                         tally.repeat(repeat)
-                        repeated.write(repeat.line())
+                        repeated.write((json.dumps(asdict(repeat)) + "\n").encode())
                     continue
                 one = fault
             tally.refuse(one)

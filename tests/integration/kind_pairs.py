@@ -2,7 +2,7 @@
 
 CASES holds a JSON list of [stage, tower trains, gather, pairs of kinds]. Of each case one engine makes an update for
 each pair, one after the other: the first rank has two questions of its kind, one in each pass, the second has one.
-Rank 0 writes OUT/<place>.safetensors: the gradient of every weight in every update, as DeepSpeed's optimizer took it.
+Rank 0 writes OUT/<index>.safetensors: the gradient of every weight in every update, as DeepSpeed's optimizer took it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def settings(**values: Any) -> TrainingSettings:
 def pair_groups(policy: Policy, kinds: Sequence[str]) -> list[RolloutGroup]:
     """Complete groups: of the first rank, of the second, of the first again."""
     sampled = []
-    for place, kind in enumerate([*kinds, kinds[0]]):
-        case = make_case(policy, kind, seed=100 + place)
-        group = random_group(policy, case, LENGTHS[place], seed=place)
+    for index, kind in enumerate([*kinds, kinds[0]]):
+        case = make_case(policy, kind, seed=100 + index)
+        group = random_group(policy, case, LENGTHS[index], seed=index)
         level = -torch.log(torch.tensor(float(policy.vocab_size)))
         rollouts = [Rollout(tokens, level.expand(len(tokens)).clone(), "stop") for tokens in group.responses]
         sampled.append((case.prompt, rollouts))
@@ -64,7 +64,7 @@ def update(engine: Engine, groups: Sequence[RolloutGroup], micro_batch_tokens: i
 
 
 def run(
-    case: tuple[int, bool, Literal["all", "layers"], list[list[str]]], folder: Path, place: int, ranks: RankLayout
+    case: tuple[int, bool, Literal["all", "layers"], list[list[str]]], folder: Path, index: int, ranks: RankLayout
 ) -> None:
     from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -79,20 +79,20 @@ def run(
         groups = pair_groups(policy, kinds)
         largest = max(g.prompt.num_tokens + sum(len(r.token_ids) for r in g.rollouts) for g in groups)
         # Two short groups may share a pass, so that there is but one.
-        said = update(engine, groups[ranks.rank :: 2], largest)
-        assert said["micro_batches"] == 2 or kinds[0] == "text", said
+        metrics = update(engine, groups[ranks.rank :: 2], largest)
+        assert metrics["micro_batches"] == 2 or kinds[0] == "text", metrics
         for name, weight in policy.model.named_parameters():
             if weight.requires_grad:
                 found[f"{number}/{name}"] = safe_get_full_optimizer_state(weight, "exp_avg").clone()
     if ranks.is_rank0:
-        save_file(found, folder / f"{place}.safetensors")
+        save_file(found, folder / f"{index}.safetensors")
 
 
 if __name__ == "__main__":
     folder, cases = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
     connect()
-    for place, case in enumerate(cases):
-        run(case, folder, place, RankLayout.here())
+    for index, case in enumerate(cases):
+        run(case, folder, index, RankLayout.here())
     disconnect()
     end_rank(0)

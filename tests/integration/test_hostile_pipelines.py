@@ -55,7 +55,7 @@ def prepare(folder: Path, rows: list[dict[str, Any]], out: str, *options: str) -
 
 
 def test_hostile_rows_are_refused_at_either_place(folder: Path) -> None:
-    hostile = [(f"q{place}", kind, path, reason) for place, (kind, path, reason, _) in enumerate(REFUSALS) if path]
+    hostile = [(f"q{index}", kind, path, reason) for index, (kind, path, reason, _) in enumerate(REFUSALS) if path]
     rows = [row(f"good-{path}", path, "image" if path == "c.png" else "video") for path in GOOD]
     rows += [row(name, path, kind) for name, kind, path, _ in hostile]
     rows += [row(f"words-{path}", "a.mp4", "video", subtitles=path) for path in SUBTITLES]

@@ -48,9 +48,7 @@ def whole(folder: Path) -> dict[str, bytes]:
     return expected
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param(3, marks=pytest.mark.matrix), pytest.param(4, marks=pytest.mark.matrix), 2]
-)
+@pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_number_of_processes_changes_no_byte(folder: Path, whole: dict[str, bytes], workers: int) -> None:
     out = folder / f"workers-{workers}"
     done = start(folder, out, workers).finish()
@@ -73,7 +71,7 @@ def caught(folder: Path, out: Path, parts: int) -> ModuleProcess:
     )
 
 
-@pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 3])
+@pytest.mark.parametrize("moments", [50, 3])
 def test_killed_and_resumed_it_writes_the_same_bytes(folder: Path, whole: dict[str, bytes], moments: int) -> None:
     chance = random.Random(moments)
     ended = 0

@@ -66,7 +66,6 @@ def caught(folder: Path, out: Path, media: int) -> ModuleProcess:
     return started_until(lambda: looked_at(out) >= media, lambda: start(folder, out), out)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_number_of_processes_changes_no_byte(folder: Path, whole: dict[str, bytes], workers: int) -> None:
     done = start(folder, folder / f"workers-{workers}", workers).finish()
@@ -74,7 +73,7 @@ def test_the_number_of_processes_changes_no_byte(folder: Path, whole: dict[str, 
     assert contents(folder / f"workers-{workers}") == whole
 
 
-@pytest.mark.parametrize("moments", [pytest.param(50, marks=pytest.mark.matrix), 3])
+@pytest.mark.parametrize("moments", [50, 3])
 def test_killed_and_resumed_it_writes_the_same_bytes(folder: Path, whole: dict[str, bytes], moments: int) -> None:
     chance = random.Random(moments)
     ended = known = 0

@@ -1,4 +1,4 @@
-"""Whatever kind of record a pipeline makes of a data set trains: as it unpacks, prepared, asked and learnt from."""
+"""Every kind of record that a pipeline makes can be prepared and trained on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tests.support.processes import ROOT
-from tests.support.published.case import check, records
+from tests.support.published.case import cases_of, check, records
 from tests.support.runs import read_lines, run_cli, write_config
 from tests.support.tiny_media import png
-from tests.unit.data_pipelines.test_published_forms import TABLES
+from tests.unit.data_pipelines.test_published_forms import NAMES
 from vlm_pg.commands import run_pipeline
 from vlm_pg.types import ANSWER_KINDS, Sample
 
@@ -97,12 +97,11 @@ def test_every_kind_of_record_trains(tmp_path: Path, media_dir: Path) -> None:
     assert {line["sample_id"] for line in lines} == {one.sample_id for one in found}
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(("name", "form"), [(name, form) for name, cases in TABLES.items() for form in cases])
+@pytest.mark.parametrize(("name", "form"), [(name, form) for name in NAMES for form in cases_of(name)])
 def test_each_published_form_trains_as_it_was_prepared(tmp_path: Path, name: str, form: str) -> None:
-    case, raw, out = TABLES[name][form], tmp_path / "raw", tmp_path / "out"
+    case, raw, out = cases_of(name)[form], tmp_path / "raw", tmp_path / "out"
     check(name, case, raw, out)
-    split, asked = ("train", case.train) if case.train else ("eval", case.evaluation)
+    split, samples = ("train", case.train) if case.train else ("eval", case.evaluation)
     root = Path(json.loads((out / "report.json").read_text()).get("media_root", raw))
-    lines = train(tmp_path, f"{out}:{split}", root, len(asked))
-    assert {line["sample_id"] for line in lines} == {one.sample_id for one in asked}
+    lines = train(tmp_path, f"{out}:{split}", root, len(samples))
+    assert {line["sample_id"] for line in lines} == {one.sample_id for one in samples}

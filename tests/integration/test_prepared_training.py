@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_run(path)
     samples, _ = read_records(path / "clips/train.jsonl")
     (path / "set").mkdir()
-    sources = [replace(one, source="rare" if place % 3 else "often") for place, one in enumerate(samples)]
+    sources = [replace(one, source="rare" if index % 3 else "often") for index, one in enumerate(samples)]
     write_shards(path / "set", "train", sources)
     return path
 
@@ -44,7 +44,7 @@ def test_streamed_records_train_as_records_in_memory(folder: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_sources_are_asked_by_weight_and_go_on_after_a_resume(folder: Path) -> None:
+def test_sources_are_sampled_by_weight_also_after_a_resume(folder: Path) -> None:
     options = [*prepared(folder), "data.mixture={often: 2, rare: 1}", "observe.rollouts_per_step=6"]
     whole = train(folder, "whole", *options, "training.steps=8")
     shorter = train(folder, "shorter", *options, "training.steps=3")
@@ -52,9 +52,9 @@ def test_sources_are_asked_by_weight_and_go_on_after_a_resume(folder: Path) -> N
     name = "checkpoints/step-000008/model.safetensors"
     resumed, expected = load_file(shorter / name), load_file(whole / name)
     assert all(resumed[key].equal(value) for key, value in expected.items())
-    asked = [int(line["sample_id"].removeprefix("train-")) for line in read_lines(whole / "rollouts.jsonl")]
-    often = [number for number in asked if number % 3 == 0]
-    assert len(asked) == 8 * 3 * 2 and abs(len(often) / len(asked) - 2 / 3) < 0.1
+    sampled = [int(line["sample_id"].removeprefix("train-")) for line in read_lines(whole / "rollouts.jsonl")]
+    often = [number for number in sampled if number % 3 == 0]
+    assert len(sampled) == 8 * 3 * 2 and abs(len(often) / len(sampled) - 2 / 3) < 0.1
 
 
 def test_weights_that_fit_no_source_are_refused_before_the_folder_is_made(folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_weights_that_fit_no_source_are_refused_before_the_folder_is_made(folder
     assert not (folder / "none").exists()
 
 
-def test_two_sets_train_by_weight_and_go_on_after_a_resume(folder: Path) -> None:
+def test_two_sets_are_sampled_by_weight_also_after_a_resume(folder: Path) -> None:
     """The same clips twice: as a file beside them, and as a prepared set whose media lie elsewhere."""
     sets = f"data.train={{files: {folder / 'clips/train.jsonl'}, shards: '{folder / 'set'}:train'}}"
     options = [sets, f"data.media_root={{shards: {folder / 'clips'}}}", "data.mixture={files: 1, shards: 2}"]
@@ -76,8 +76,8 @@ def test_two_sets_train_by_weight_and_go_on_after_a_resume(folder: Path) -> None
     name = "checkpoints/step-000004/model.safetensors"
     resumed, expected = load_file(stopped / name), load_file(whole / name)
     assert all(resumed[key].equal(value) for key, value in expected.items())
-    asked = [line["sample_id"] for line in read_lines(whole / "rollouts.jsonl")]
-    shards = [one for one in asked if one.startswith("shards/train-")]
-    assert len(asked) == 4 * 3 * 2 and abs(len(shards) / len(asked) - 2 / 3) < 0.2
-    assert all(one.startswith(("shards/train-", "files/train-")) for one in asked)
+    sampled = [line["sample_id"] for line in read_lines(whole / "rollouts.jsonl")]
+    shards = [one for one in sampled if one.startswith("shards/train-")]
+    assert len(sampled) == 4 * 3 * 2 and abs(len(shards) / len(sampled) - 2 / 3) < 0.2
+    assert all(one.startswith(("shards/train-", "files/train-")) for one in sampled)
     assert not (whole / "bad_samples.jsonl").exists()

@@ -6,12 +6,10 @@ import copy
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from data_pipelines.engine.annotation_files import find_files
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.media_finder import MediaFinder
 from data_pipelines.engine.rows import MediaStore, RowReader, SkippedRow, form_of, row_names
@@ -26,6 +24,11 @@ _ODD: tuple[Callable[[], Any], ...] = (
     lambda: float("nan"), lambda: 10**400, list, dict, lambda: [None], lambda: [[]], lambda: [{}], lambda: {"a": None},
     lambda: Unreadable("odd"),
 )  # fmt: skip
+# Fields that the forms' readers add to a row: only they could damage those.
+_ADDED = (
+    "cut", "file", "fine", "fine_dim", "judged", "length", "map", "mapped", "number", "pictures", "subtitle_file",
+    "task", "track", "video_name",
+)  # fmt: skip
 
 
 def outcomes(dataset: DataSet, *paths: Path, root: Path | None = None) -> list[Sample | BadSample]:
@@ -37,9 +40,9 @@ def outcomes(dataset: DataSet, *paths: Path, root: Path | None = None) -> list[S
     finder = None if root is None else MediaFinder(root, dataset)
     for path in paths:
         form = form_of(dataset, path)
-        reader = RowReader(form, finder, None if root is None else MediaStore(root), root_of(path))
-        for place, row in form.rows(path):
-            results = reader.samples(row, f"{names[path]}-{place.key}", place.within(path))
+        reader = RowReader(dataset, form, finder, None if root is None else MediaStore(root), root_of(path))
+        for location, row in form.rows(path):
+            results = reader.samples(row, f"{names[path]}-{location.key}", location.within(path))
             found += [one for one in results if not isinstance(one, SkippedRow)]
     return found
 
@@ -75,15 +78,9 @@ def reasons_of(found: Outcomes) -> dict[str, str]:
     return {one.sample_id: one.reason for one in found if isinstance(one, BadSample)}
 
 
-def annotations(dataset: DataSet, folder: Path) -> dict[str, list[str]]:
-    """The annotation files of each split in a folder, relative to it."""
-    found, _ = find_files(dataset, folder)
-    return {split: [path.relative_to(folder).as_posix() for path in files] for split, files in found.items()}
-
-
 def one_row(dataset: DataSet, row: Any, form: int = 0) -> list[Sample | BadSample]:
     """What becomes of a row of one of the forms."""
-    results = RowReader(dataset.forms[form]).samples(row, "rows-1", "rows.jsonl:1")
+    results = RowReader(dataset, dataset.forms[form]).samples(row, "rows-1", "rows.jsonl:1")
     return [one for one in results if not isinstance(one, SkippedRow)]
 
 
@@ -92,47 +89,36 @@ def example(module: ModuleType) -> Sample:
     return parse_record(json.loads((inspect.getdoc(module) or "").partition("\nRecord: ")[2]))
 
 
-def check_odd_rows(
-    dataset: DataSet, row: Any, form: int = 0, added: Sequence[str] = ("file",)
-) -> list[tuple[str, BadSample]]:
-    """The refusals of a row damaged in one place in one way, by what was done: "without answer", "answer=7.5".
+def check_odd_rows(dataset: DataSet, row: Any, form: int = 0) -> list[tuple[str, BadSample]]:
+    """The refusals of a row damaged in one place in one way, by the damage: "without answer", "answer=7.5".
 
-    Each damaged row becomes samples or refusals that someone expected, and never raises.
-
-    Args:
-        dataset, row, form: as ``one_row``.
-        added: fields that are not damaged, because the form's own reader adds them.
+    Each damaged row becomes samples or refusals with an expected reason, and never raises.
     """
     refused = []
-    for what, odd in _odd_rows(row, added):
+    for damage, odd in _odd_rows(row):
         for one in one_row(dataset, odd, form):
             if isinstance(one, BadSample):
-                assert one.reason != "unexpected_row", (what, one.message)
-                refused.append((what, one))
+                assert one.reason != "unexpected_row", (damage, one.message)
+                refused.append((damage, one))
     return refused
 
 
-def rows_of(dataset: DataSet, path: Path) -> list[Any]:
-    """The rows of a file, as its form reads them."""
-    return [row for _, row in form_of(dataset, path).rows(path)]
-
-
-def _odd_rows(row: Any, added: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _odd_rows(row: Any) -> Iterator[tuple[str, Any]]:
     yield from (("no row", value) for value in (None, 3, "text", [], {}, Unreadable("odd")))
-    for place in _places(row):
-        if place[0] in added:
+    for path in _paths(row):
+        if path[0] in _ADDED:
             continue
-        name = ".".join(map(str, place))
-        yield f"without {name}", _changed(row, place, None)
-        yield from ((f"{name}={odd()!r}", _changed(row, place, odd)) for odd in _ODD)
+        name = ".".join(map(str, path))
+        yield f"without {name}", _changed(row, path, None)
+        yield from ((f"{name}={odd()!r}", _changed(row, path, odd)) for odd in _ODD)
 
 
-def _changed(row: Any, place: tuple[Any, ...], odd: Callable[[], Any] | None) -> Any:
+def _changed(row: Any, path: tuple[Any, ...], odd: Callable[[], Any] | None) -> Any:
     changed = copy.deepcopy(row)
-    *way, last = place
+    *outer, last = path
     inner = changed
-    for step in way:
-        inner = inner[step]
+    for key in outer:
+        inner = inner[key]
     if odd is None:
         del inner[last]
     else:
@@ -140,12 +126,12 @@ def _changed(row: Any, place: tuple[Any, ...], odd: Callable[[], Any] | None) ->
     return changed
 
 
-def _places(value: Any) -> Iterator[tuple[Any, ...]]:
-    """The ways to everything that stands in a value."""
-    steps = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for step, inner in steps:
-        yield (step,)
-        yield from ((step, *further) for further in _places(inner))
+def _paths(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Keys and indices of everything in a value, outermost first."""
+    entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield (key,)
+        yield from ((key, *further) for further in _paths(inner))
 
 
 def write_json(path: Path, rows: Any) -> Path:
@@ -165,9 +151,3 @@ def empty_files(root: Path, *names: str) -> None:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"")
-
-
-def check_example(module: ModuleType, row: Any, form: int = 0, **changes: Any) -> None:
-    """A row becomes the record that the pipeline's docstring shows, but for these ``changes``."""
-    (sample,) = one_row(getattr(module, module.__name__.rpartition(".")[2].upper()), row, form)
-    assert isinstance(sample, Sample) and replace(sample, where="", **changes) == example(module)

@@ -21,15 +21,15 @@ def write_set(folder: Path, count: int) -> None:
     for number in range(count):
         content = mp4(number if number % 10 else number + 1, seconds=2, rate=8)
         if number % 10 == 3:
-            offset = chance.randrange(len(content) // 2)
-            content = content[:offset] + bytes(64) + content[offset + 64 :] if number % 20 == 3 else content[:offset]
+            index = chance.randrange(len(content) // 2)
+            content = content[:index] + bytes(64) + content[index + 64 :] if number % 20 == 3 else content[:index]
         (media / f"{number}.mp4").write_bytes(content)
         train += [_record(f"{number}", f"{number}.mp4", number)] * (2 if number % 10 == 5 else 1)
     for number in range(0, count, 8):
         (media / f"eval-{number}.mp4").write_bytes(mp4(number if number % 32 == 0 else count + number, 2, 8))
         evaluation.append(_record(f"e{number}", f"eval-{number}.mp4", number))
     for name, records in (("train", train), ("eval", evaluation)):
-        named = (record | {"problem_id": f"{name}-{offset}"} for offset, record in enumerate(records))
+        named = (record | {"problem_id": f"{name}-{index}"} for index, record in enumerate(records))
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in named))
 
 

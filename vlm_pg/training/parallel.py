@@ -295,7 +295,7 @@ def assign_update(engine: Engine, own: Update, token_budget: int, reference: Sco
     return Share(groups, vision, assignment.metrics(), encoded_here, exchange)
 
 
-def _assignment(infos: Sequence[_GroupInfo], data_ranks: int, token_budget: int, costs: CostModel) -> Deal:
+def _assignment(infos: Sequence[_GroupInfo], data_ranks: int, token_budget: int, costs: CostModel) -> Assignment:
     """Of the groups that train, numbered among themselves."""
     train = [info for info in infos if info.trained]
 
@@ -304,10 +304,10 @@ def _assignment(infos: Sequence[_GroupInfo], data_ranks: int, token_budget: int,
         same = one.work.media_key and one.work.media_key == other.work.media_key
         return min(one.visual_tokens, other.visual_tokens) if same else 0
 
-    return deal_groups([info.work for info in train], data_ranks, token_budget, costs, shared)
+    return assign_groups([info.work for info in train], data_ranks, token_budget, costs, shared)
 
 
-def _group_parts(infos: Sequence[_GroupInfo], assignment: Deal | None, data_ranks: int) -> list[list[GroupPart]]:
+def _group_parts(infos: Sequence[_GroupInfo], assignment: Assignment | None, data_ranks: int) -> list[list[GroupPart]]:
     """For each data rank, the groups and rollouts it gets; every rollout once."""
     parts: list[list[GroupPart]] = [[] for _ in range(data_ranks)]
     if assignment is None:

@@ -45,12 +45,12 @@ OF_HUB = [
 ]
 
 
-def of_hub_refused(place: str) -> list[tuple[str, str, str]]:
+def of_hub_refused(location: str) -> list[tuple[str, str, str]]:
     return [
-        (f"{place}:4", "63", "no_gold_answer"),
-        (f"{place}:5", "64", "no_gold_answer"),
-        (f"{place}:6", "65", "other_data_set"),
-        (f"{place}:7", "66", "missing_field"),
+        (f"{location}:4", "63", "no_gold_answer"),
+        (f"{location}:5", "64", "no_gold_answer"),
+        (f"{location}:6", "65", "other_data_set"),
+        (f"{location}:7", "66", "missing_field"),
     ]
 
 

@@ -64,7 +64,4 @@ CASES = {
         OF_LINES,
         BAD_LINES,
     ),
-    "Qwen2.5-Math, the file": Published(
-        {"test.jsonl": LINES}, (), OF_LINES, BAD_LINES, arguments=("--eval", "{}/test.jsonl")
-    ),
 }

@@ -33,7 +33,7 @@ class Published:
             without), text of .csv and .txt, bytes of media; None: a medium of five minutes, unlike all others.
         arguments: of ``vlm-pg prepare NAME``, without --out; "{}" stands for the folder.
         train, evaluation: the records of each split.
-        refused: place, name and reason of each question that is not kept; None: any.
+        refused: location, name and reason of each question that is not kept; None: any.
         left_out: how many questions are in both splits, or asked for by nobody, by the reason that the report gives.
         forms: numbers of the forms of the data set that the files are of.
         unpacked: content of media that stood inside rows, in the order of the records.
@@ -82,6 +82,12 @@ def stored(content: bytes, suffix: str = ".png") -> str:
 def dataset_of(name: str) -> DataSet:
     """The description of a data set."""
     found: DataSet = getattr(importlib.import_module(f"data_pipelines.{name}"), name.upper())
+    return found
+
+
+def cases_of(name: str) -> dict[str, Published]:
+    """The published forms of a data set, by name."""
+    found: dict[str, Published] = importlib.import_module(f"tests.support.published.{name}").CASES
     return found
 
 
@@ -137,7 +143,7 @@ def records(out: Path, split: str) -> list[Sample]:
 
 
 def refusals(out: Path) -> list[Refused]:
-    """Place, name and reason of each."""
+    """Location, name and reason of each."""
     lines = (out / "refused.jsonl").read_text(encoding="utf-8").splitlines()
     return [(bad["where"], bad["sample_id"], bad["reason"]) for bad in map(json.loads, lines)]
 

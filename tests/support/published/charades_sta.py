@@ -40,9 +40,9 @@ VIDEOS = media(*(f"Charades_v1_480/{name}.mp4" for name in ("3MSZA", "AO8RW", "0
 
 
 def sample(name: str, caption: str, path: str, answer: str, duration: float | None = None) -> Sample:
-    asked = f"When does this happen in the video: {caption}"
+    question = f"When does this happen in the video: {caption}"
     details = {"sentence": caption} | ({} if duration is None else {"duration": duration})
-    return Sample(name, asked, video(path), (), answer, "time_span", "charades_sta", "charades_sta", details=details)
+    return Sample(name, question, video(path), (), answer, "time_span", "charades_sta", "charades_sta", details=details)
 
 
 def of_lines(end: str, last: str, *, known: bool) -> tuple[list[Sample], list[Sample]]:

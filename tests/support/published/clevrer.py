@@ -11,17 +11,17 @@ CHOICES = ("the cube", "the collision", "the sphere's entering")
 OPTIONS = ("A. the cube", "B. the collision", "C. the sphere's entering")
 
 
-def told(number: int, answer: str | None) -> dict[str, Any]:
+def descriptive(number: int, answer: str | None) -> dict[str, Any]:
     """A descriptive question; None: without an answer, as in the test file."""
-    asked = {"question_id": number, "question": "What is it?", "program": ["events"]}
-    asked |= {"question_type": "descriptive", "question_subtype": "query_shape"}
-    return asked if answer is None else asked | {"answer": answer}
+    question = {"question_id": number, "question": "What is it?", "program": ["events"]}
+    question |= {"question_type": "descriptive", "question_subtype": "query_shape"}
+    return question if answer is None else question | {"answer": answer}
 
 
 def chosen(number: int, kind: str, *judged: str | None) -> dict[str, Any]:
     choices: list[dict[str, Any]] = [
-        {"choice_id": place, "choice": text, "program": ["objects"]} | ({} if answer is None else {"answer": answer})
-        for place, (text, answer) in enumerate(zip(CHOICES, judged, strict=False))
+        {"choice_id": index, "choice": text, "program": ["objects"]} | ({} if answer is None else {"answer": answer})
+        for index, (text, answer) in enumerate(zip(CHOICES, judged, strict=False))
     ]
     return {"question_id": number, "question": "Which is it?", "question_type": kind, "program": [], "choices": choices}
 
@@ -34,9 +34,9 @@ RIGHT, WRONG = "correct", "wrong"
 TRAIN = [
     scene(
         428,
-        told(0, "yes"),
-        told(1, "0"),
-        told(2, "rubber"),
+        descriptive(0, "yes"),
+        descriptive(1, "0"),
+        descriptive(2, "rubber"),
         chosen(3, "explanatory", RIGHT, WRONG, RIGHT),
         chosen(4, "predictive", WRONG, RIGHT),
         chosen(5, "counterfactual", WRONG, WRONG, WRONG),
@@ -45,19 +45,19 @@ TRAIN = [
     ),
     scene(
         429,
-        told(0, "no"),
-        told(1, "orange"),
-        told(2, None),
+        descriptive(0, "no"),
+        descriptive(1, "orange"),
+        descriptive(2, None),
         chosen(3, "explanatory", RIGHT, "perhaps"),
         chosen(4, "causal", RIGHT, WRONG),
         chosen(5, "predictive", RIGHT, None),
     ),
-    scene(2, told(0, "cylinder")),
+    scene(2, descriptive(0, "cylinder")),
     {"scene_index": 3, "video_filename": "video_00003.mp4"},
     scene(430),
 ]
-VALIDATION = [scene(10_000, told(0, "4"), chosen(1, "predictive", RIGHT, WRONG))]
-TEST = [scene(15_000, told(0, None), chosen(1, "predictive", None, None))]
+VALIDATION = [scene(10_000, descriptive(0, "4"), chosen(1, "predictive", RIGHT, WRONG))]
+TEST = [scene(15_000, descriptive(0, None), chosen(1, "predictive", None, None))]
 
 
 def sample(name: str, folder: str, kind: AnswerKind, answer: str, category: str, options: int = 0) -> Sample:
@@ -98,15 +98,5 @@ REFUSED = [
 CASES = {
     "folder": Published(
         {"train.json": TRAIN, "validation.json": VALIDATION, "test.json": TEST, **VIDEOS}, KEPT, HELD_OUT, REFUSED
-    ),
-    "annotations in a folder": Published(
-        {"questions/train.json": TRAIN, "questions/validation.json": VALIDATION, **VIDEOS}, KEPT, HELD_OUT, REFUSED
-    ),
-    "test file, without answers": Published(
-        {"validation.json": VALIDATION, "test.json": TEST, **VIDEOS},
-        (),
-        HELD_OUT,
-        [("test.json:1", "video_15000_0", "missing_field"), ("test.json:1", "video_15000_1", "missing_field")],
-        ("--eval", "{}/validation.json", "{}/test.json", "--media-root", "{}"),
-    ),
+    )
 }

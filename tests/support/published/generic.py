@@ -11,7 +11,7 @@ MAP = ("--map", "{}/map.yaml", "{}")
 KEYED = """
 name: keyed
 keyed_by: film
-questions: asked
+questions: items
 files: {train: ["all.json"]}
 fields:
   problem_id: id
@@ -28,7 +28,7 @@ fields:
 """
 FILM = {
     "clip": {"from": 1.5, "to": "9"},
-    "asked": [
+    "items": [
         {"id": "a", "text": "<video>\nWhich?", "kind": "one", "choices": ["red", "blue"], "right": 2, "why": "I saw."},
         {"id": "b", "text": "Which?", "kind": "several", "choices": ["x", "y", "z"], "right": [1, 3], "why": ""},
         {"id": "c", "text": "Which?", "kind": "one", "choices": ["red", "blue"], "right": 3, "why": ""},

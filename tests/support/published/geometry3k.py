@@ -76,7 +76,7 @@ def row(*pictures: bytes, answer: str = r"5 \sqrt { 2 }", **newer: Any) -> dict[
     return {"images": images, "problem": f"{'<image>' * len(pictures)}Find $x$.", "answer": answer, **newer}
 
 
-def told(letter: str) -> dict[str, Any]:
+def with_letter(letter: str) -> dict[str, Any]:
     return {"choices": CHOICES, "ground_truth": letter}
 
 
@@ -90,28 +90,21 @@ def shard(split: str) -> str:
 
 
 TRAIN = [
-    row(BLACK, **told("B")),
-    row(RED, BLUE, answer="10", **told("D")),
-    row(BLACK, **told("C")),
-    row(**told("B")),
-    row(b"no picture", **told("B")),
-    row(BLACK, **told("E")),
-    row(GREY, answer=COMPACT[1], **told("B")),
+    row(BLACK, **with_letter("B")),
+    row(RED, BLUE, answer="10", **with_letter("D")),
+    row(BLACK, **with_letter("C")),
+    row(**with_letter("B")),
+    row(b"no picture", **with_letter("B")),
+    row(BLACK, **with_letter("E")),
+    row(GREY, answer=COMPACT[1], **with_letter("B")),
 ]
 ROOT = r"5 \sqrt { 2 }"
 OF_TRAIN = "train-00000-of-00001.parquet"
 
 CASES = {
     "InterGPS": Published(folders("data/geometry3k/"), *kept("data/geometry3k/"), REFUSED),
-    "InterGPS, the inner folder": Published(folders(""), *kept(""), REFUSED),
-    "InterGPS, val by name": Published(
-        folders(""),
-        (),
-        [sample(2101, "val/", "C")],
-        arguments=("--eval", "{}/val/2101/data.json", "--media-root", "{}"),
-    ),
     "Parquet": Published(
-        {shard("train"): (TRAIN, NEWER), shard("test"): ([row(GREEN, **told("B"))], NEWER)},
+        {shard("train"): (TRAIN, NEWER), shard("test"): ([row(GREEN, **with_letter("B"))], NEWER)},
         [
             written("raw-train-1", ROOT, stored(BLACK)),
             written("raw-train-2", "10", stored(RED), stored(BLUE, ".jpg")),

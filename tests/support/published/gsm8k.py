@@ -35,11 +35,11 @@ def kept(train: str, test: str) -> tuple[list[Sample], list[Sample]]:
     ], [sample(f"{test}-1", "How far?", "6", "Six miles."), sample(f"{test}-2", "How long?", "8", "8 hours.")]
 
 
-def refused(place: str, name: str) -> list[tuple[str, str, str]]:
+def refused(location: str, name: str) -> list[tuple[str, str, str]]:
     return [
-        (f"{place}:5", f"{name}-5", "no_gold_answer"),
-        (f"{place}:6", f"{name}-6", "no_gold_answer"),
-        (f"{place}:7", f"{name}-7", "empty_question"),
+        (f"{location}:5", f"{name}-5", "no_gold_answer"),
+        (f"{location}:6", f"{name}-6", "no_gold_answer"),
+        (f"{location}:7", f"{name}-7", "empty_question"),
     ]
 
 
@@ -52,13 +52,6 @@ CASES = {
         {f"{FOLDER}/train.jsonl": TRAIN, f"{FOLDER}/test.jsonl": TEST},
         *kept("train", "test"),
         refused("train.jsonl", "train"),
-        left_out=IN_BOTH,
-    ),
-    "files by name": Published(
-        {"a/train.jsonl": TRAIN, "a/test.jsonl": TEST},
-        *kept("train", "test"),
-        refused("train.jsonl", "train"),
-        arguments=("--train", "{}/a/train.jsonl", "--eval", "{}/a/test.jsonl"),
         left_out=IN_BOTH,
     ),
     "Parquet": Published(

@@ -27,9 +27,9 @@ CUPS = "perception_test/video_1.mp4"
 SKILLET = "What is the color of the skillet?\nA. Black\nB. Silver\nC. Red\nD. Blue"
 
 
-def row(subset: str, path: str, *said: str) -> dict[str, Any]:
+def row(subset: str, path: str, *texts: str) -> dict[str, Any]:
     """Ids repeat: they name the video."""
-    turns = [{"from": ("human", "gpt")[place % 2], "value": text} for place, text in enumerate(said)]
+    turns = [{"from": ("human", "gpt")[index % 2], "value": text} for index, text in enumerate(texts)]
     return {"id": path.split("/")[-2], "conversations": turns, "data_source": subset, "video": path}
 
 
@@ -77,11 +77,11 @@ FILES = {f"{subset}/{name}.json": rows for (subset, name), rows in ROWS.items()}
 
 
 def sample(
-    name: str, subset: str, path: str, asked: str, answer: str, options: str = "", kind: AnswerKind = "free_form"
+    name: str, subset: str, path: str, question: str, answer: str, options: str = "", kind: AnswerKind = "free_form"
 ) -> Sample:
     """``options``: with a "|" between them."""
     lettered = tuple(options.split("|")) if options else ()
-    return Sample(name, asked, video(path), lettered, answer, "multiple_choice" if options else kind, subset, subset)
+    return Sample(name, question, video(path), lettered, answer, "multiple_choice" if options else kind, subset, subset)
 
 
 def academic(folder: str) -> list[Sample]:
@@ -156,7 +156,6 @@ ASKED = "What is the color of the skillet?"
 NOT_THERE = [
     (f"{YOUTUBE_MC}.json:1, record {number}", f"{YOUTUBE_MC}-1.{number}", "missing_media") for number in (2, 3)
 ]
-OF_ACADEMIC = {name: rows for name, rows in FILES.items() if name.startswith(ACADEMIC)}
 
 CASES = {
     "all subsets": Published(
@@ -190,12 +189,6 @@ CASES = {
             f"{{}}/{YOUTUBE}/{YOUTUBE_MC}.json",
             *("--media-root", f"{{}}/{ACADEMIC}", "--eval-share", "0"),
         ),
-    ),
-    "one subset": Published(
-        {**OF_ACADEMIC, **media(f"{ACADEMIC}/{COOKING}", f"{ACADEMIC}/{OTHER}")},
-        academic(""),
-        refused=REFUSED,
-        arguments=(f"{{}}/{ACADEMIC}", "--eval-share", "0"),
     ),
     "one subset, as a table": Published(
         {f"{OPEN}.parquet": COLUMNS, **media(f"{ACADEMIC}/{COOKING}", f"{ACADEMIC}/{OTHER}")},

@@ -27,12 +27,12 @@ def sample(
     answer: str,
     category: str = "goal",
     options: tuple[str, ...] = OPTIONS,
-    asked: str = "What is his goal?",
+    question: str = "What is his goal?",
     kind: AnswerKind = "multiple_choice",
 ) -> Sample:
     process = f"Checking {path.rpartition('/')[2]} ..."
     details = {"problem_type": category}
-    return Sample(name, asked, video(path), options, answer, kind, "longvideo_reason", category, process, details)
+    return Sample(name, question, video(path), options, answer, kind, "longvideo_reason", category, process, details)
 
 
 TRAIN = [
@@ -83,33 +83,21 @@ def tested(name: str) -> list[Sample]:
     ]
 
 
-def refused(place: str, train: str, test: str) -> list[tuple[str, str, str]]:
+def refused(suffix: str, train: str, test: str) -> list[tuple[str, str, str]]:
     return [
-        (f"train{place}:4", f"{train}-4", "ambiguous_answer"),
-        (f"train{place}:5", f"{train}-5", "bad_options"),
-        (f"train{place}:6", f"{train}-6", "answer_not_in_options"),
-        (f"test{place}:3", f"{test}-3", "too_few_options"),
-        (f"test{place}:4", f"{test}-4", "bad_options"),
-        (f"test{place}:5", f"{test}-5", "missing_media"),
+        (f"train{suffix}:4", f"{train}-4", "ambiguous_answer"),
+        (f"train{suffix}:5", f"{train}-5", "bad_options"),
+        (f"train{suffix}:6", f"{train}-6", "answer_not_in_options"),
+        (f"test{suffix}:3", f"{test}-3", "too_few_options"),
+        (f"test{suffix}:4", f"{test}-4", "bad_options"),
+        (f"test{suffix}:5", f"{test}-5", "missing_media"),
     ]
 
 
-RICE = f"{OWN}/rice.mp4"
 SHARD = "-00000-of-00001.parquet"
 
 CASES = {
     "folder": Published({**FILES, **VIDEOS}, trained("train"), tested("test"), refused(".jsonl", "train", "test")),
-    "val and openended by name": Published(
-        {**FILES, **VIDEOS},
-        [
-            sample("openended-1", RICE, "To show how rice is grown.", "plot", (), "What is it for?", "free_form"),
-            sample("openended-2", RICE, "yes", "plot", (), "Is it rice?", "yes_no"),
-            sample("openended-3", RICE, "4", "spatial", (), "How many fields are there?", "numerical"),
-        ],
-        [sample("val-1", f"{OWN}/val.mp4", "C", "plot")],
-        [("openended.jsonl:4", "openended-4", "empty_answer")],
-        ("--train", "{}/openended.jsonl", "--eval", "{}/val.jsonl", "--media-root", "{}"),
-    ),
     "Parquet": Published(
         {f"data/train{SHARD}": TRAIN, f"data/test{SHARD}": TEST, **VIDEOS},
         trained("data-train"),

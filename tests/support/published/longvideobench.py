@@ -13,11 +13,11 @@ TEXTS = ["yellow", "green", "blue"]
 
 def row(number: str, choice: int | None, **changes: Any) -> dict[str, Any]:
     name = number[:-2]
-    asked = {"video_id": name, "question": "What colour is it?", "question_wo_referring_query": "What colour?"}
-    asked |= {"candidates": TEXTS, "correct_choice": choice, "position": [3068, 4001], "level": "L1-Perception"}
-    asked |= {"topic_category": "NP-News-Programs", "question_category": "T2A", "id": number, "duration": 61.5}
-    asked |= {"video_path": f"{name}.mp4", "subtitle_path": f"{name}_en.json", "duration_group": 60}
-    return asked | {"starting_timestamp_for_subtitles": 100, "view_count": 4172} | changes
+    fields = {"video_id": name, "question": "What colour is it?", "question_wo_referring_query": "What colour?"}
+    fields |= {"candidates": TEXTS, "correct_choice": choice, "position": [3068, 4001], "level": "L1-Perception"}
+    fields |= {"topic_category": "NP-News-Programs", "question_category": "T2A", "id": number, "duration": 61.5}
+    fields |= {"video_path": f"{name}.mp4", "subtitle_path": f"{name}_en.json", "duration_group": 60}
+    return fields | {"starting_timestamp_for_subtitles": 100, "view_count": 4172} | changes
 
 
 ROWS = [
@@ -44,14 +44,12 @@ SECOND_VTT = "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nit\n\n00:00:01.500 --> 00
 SUBTITLES = {f"subtitles/{FIRST}_en.json": SAID, f"subtitles/{SECOND}_en.json": TIMED}
 
 
-def sample(
-    number: str, path: str, said: str, answer: str, kind: str = "T2A", zero: int = 100, **details: Any
-) -> Sample:
+def sample(number: str, path: str, vtt: str, answer: str, kind: str = "T2A", zero: int = 100, **details: Any) -> Sample:
     published = {"video_id": number[:-2], "duration_group": 60, "duration": 61.5, "question_category": kind}
     published |= {"topic_category": "NP-News-Programs", "level": "L1-Perception", "position": [3068, 4001]}
     published |= {"view_count": 4172, "question_wo_referring_query": "What colour?"}
     published |= {"starting_timestamp_for_subtitles": zero, "subtitle_path": f"{number[:-2]}_en.json"}
-    ref = video(path, subtitles=said and stored(said.encode(), ".vtt"))
+    ref = video(path, subtitles=vtt and stored(vtt.encode(), ".vtt"))
     options = ("A. yellow", "B. green", "C. blue")
     kinds = ("multiple_choice", "longvideobench", kind)
     return Sample(number, "What colour is it?", ref, options, answer, *kinds, details=published | details)

@@ -71,9 +71,6 @@ CASES = {
     "one object a file": Published(
         {f"MATH/{name}": row for name, row in FILES.items()}, TRAIN, TEST, REFUSED, forms=(1,)
     ),
-    "one object a file, the inner folder": Published(
-        {f"MATH/{name}": row for name, row in FILES.items()}, TRAIN, TEST, REFUSED, ("{}/MATH",), forms=(1,)
-    ),
     "Parquet by subject": Published(
         {
             f"algebra/train-{SHARD}": [HALF, UNBOXED],
@@ -94,21 +91,6 @@ CASES = {
         REFUSED[:1],
         forms=(0, 1),
         unread=(("eval", "MATH/test/algebra/1.json", 3),),
-    ),
-    "MATH-500 in the folder of MATH": Published(
-        {**FILES, "test.jsonl": [TWO, POINT]},
-        TRAIN,
-        OF_500,
-        REFUSED[:1],
-        forms=(0, 1),
-        unread=(("eval", "test/algebra/1.json", 3),),
-    ),
-    "Parquet by subject beside MATH-500": Published(
-        {f"algebra/train-{SHARD}": [HALF], f"algebra/test-{SHARD}": [DRAWN], "MATH-500/test.jsonl": [TWO, POINT]},
-        [sample("algebra-train-1", HALF, r"\frac{1}{2}")],
-        OF_500,
-        forms=(0, 2),
-        unread=(("eval", "algebra:test", 1),),
     ),
     "trained on all of MATH but what MATH-500 asks": Published(
         {

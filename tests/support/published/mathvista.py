@@ -19,7 +19,7 @@ TASK |= {
 KEPT_OF_TASK = {name: TASK[name] for name in ("task", "context", "grade", "skills", "category")}
 
 
-def asked(pid: str, kind: str, answer: Any, **changes: Any) -> dict[str, Any]:
+def question_row(pid: str, kind: str, answer: Any, **changes: Any) -> dict[str, Any]:
     chosen = kind == "multi_choice"
     question = {"question": "What is the mean?", "image": f"images/{pid}.jpg", "choices": None, "unit": None}
     question |= {"precision": None, "answer": answer, "question_type": kind if chosen else "free_form", "pid": pid}
@@ -27,20 +27,20 @@ def asked(pid: str, kind: str, answer: Any, **changes: Any) -> dict[str, Any]:
 
 
 ROWS = [
-    asked("1", "multi_choice", "yes", choices=["no", "yes"]),
-    asked("2", "integer", "14"),
-    asked("3", "float", "1.2", precision=1.0, unit="$"),
-    asked("4", "float", "0.36", precision=2.0),
-    asked("5", "list", "[2014, 2016]"),
-    asked("6", "integer", "-3", unit="cm"),
-    asked("7", "multi_choice", "3", choices=["2", "2", "3"]),
-    asked("8", "multi_choice", "2", choices=["2", "2", "3"]),
-    asked("9", "multi_choice", "maybe", choices=["no", "yes"]),
-    asked("10", "float", "0.123", precision=3.0),
-    asked("11", "integer", "1.5"),
-    asked("12", "list", "2014"),
-    asked("13", "integer", ""),
-    asked("14", "boolean", "true"),
+    question_row("1", "multi_choice", "yes", choices=["no", "yes"]),
+    question_row("2", "integer", "14"),
+    question_row("3", "float", "1.2", precision=1.0, unit="$"),
+    question_row("4", "float", "0.36", precision=2.0),
+    question_row("5", "list", "[2014, 2016]"),
+    question_row("6", "integer", "-3", unit="cm"),
+    question_row("7", "multi_choice", "3", choices=["2", "2", "3"]),
+    question_row("8", "multi_choice", "2", choices=["2", "2", "3"]),
+    question_row("9", "multi_choice", "maybe", choices=["no", "yes"]),
+    question_row("10", "float", "0.123", precision=3.0),
+    question_row("11", "integer", "1.5"),
+    question_row("12", "list", "2014"),
+    question_row("13", "integer", ""),
+    question_row("14", "boolean", "true"),
 ]
 ROUND = "Round the answer to"
 LISTED = "Answer with a list in square brackets, for example [1, 2, 3]."
@@ -84,8 +84,7 @@ def by_pid(below: str) -> list[Sample]:
 
 
 OBJECT = {row["pid"]: row for row in ROWS}
-GONE = {"15": asked("15", "integer", "4")}
-TEST = {"16": asked("16", "integer", "", metadata=TASK | {"split": "test"})}
+GONE = {"15": question_row("15", "integer", "4")}
 IMAGES = [f"images/{pid}.jpg" for pid in [*OBJECT, "16"]]
 REFUSED = [(f"testmini.json:1, record {pid}", pid, reason) for pid, reason in REASONS]
 MISSING = ("testmini.json:1, record 15", "15", "missing_media")
@@ -107,22 +106,6 @@ CASES = {
         (),
         by_pid("data/"),
         [*REFUSED, MISSING],
-    ),
-    "object by pid, the inner folder": Published(
-        {"testmini.json": OBJECT | GONE, **media(*IMAGES)}, (), by_pid(""), [*REFUSED, MISSING]
-    ),
-    "object by pid, as the hub calls it": Published(
-        {"annot_testmini.json": OBJECT, **media(*IMAGES)},
-        (),
-        by_pid(""),
-        [(f"annot_{place}", pid, reason) for place, pid, reason in REFUSED],
-    ),
-    "test, without answers": Published(
-        {"testmini.json": OBJECT, "test.json": TEST, **media(*IMAGES)},
-        (),
-        by_pid(""),
-        [*REFUSED, ("test.json:1", "16", "no_gold_answer")],
-        ("--eval", "{}/testmini.json", "{}/test.json", "--media-root", "{}"),
     ),
     "Parquet": Published(
         {f"data/{SHARD}": (INSIDE, FEATURES)},

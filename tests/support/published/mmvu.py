@@ -12,9 +12,9 @@ NONE = dict.fromkeys("ABCDE", "")
 FIVE = {"A": "10.0", "B": "5.0", "C": "12.0", "D": "15.0", "E": "20.0"}
 
 
-def row(number: int, place: str, answer: str, choices: dict[str, str], **changes: Any) -> dict[str, Any]:
-    subject = place.split("/")[0].replace("_", " ")
-    found = {"id": f"validation_{number}", "video": f"{HUB}/{place}", "youtube_url": " https://youtu.be/x"}
+def row(number: int, file: str, answer: str, choices: dict[str, str], **changes: Any) -> dict[str, Any]:
+    subject = file.split("/")[0].replace("_", " ")
+    found = {"id": f"validation_{number}", "video": f"{HUB}/{file}", "youtube_url": " https://youtu.be/x"}
     found |= {"question_type": "open-ended" if choices is NONE else "multiple-choice"}
     found |= {"metadata": {"subject": subject, "textbook": "A book", "knowledge": ["https://en.wikipedia.org"]}}
     return found | {"question": "What is shown?", "choices": choices, "answer": answer} | changes
@@ -41,11 +41,18 @@ LETTERED = tuple(f"{letter}. {text}" for letter, text in FIVE.items())
 
 
 def sample(
-    number: int, path: str, kind: AnswerKind, answer: str, asked: str = "What is shown?", options: tuple[str, ...] = ()
+    number: int,
+    path: str,
+    kind: AnswerKind,
+    answer: str,
+    question: str = "What is shown?",
+    options: tuple[str, ...] = (),
 ) -> Sample:
     subject = path.split("/")[-2].replace("_", " ")
     details = {"subject": subject, "question_type": "multiple-choice" if options else "open-ended"}
-    return Sample(f"validation_{number}", asked, video(path), options, answer, kind, "mmvu", subject, details=details)
+    return Sample(
+        f"validation_{number}", question, video(path), options, answer, kind, "mmvu", subject, details=details
+    )
 
 
 def kept(below: str) -> list[Sample]:
@@ -62,10 +69,10 @@ def kept(below: str) -> list[Sample]:
     ]
 
 
-def refused(place: str) -> list[tuple[str, str, str]]:
+def refused(file: str) -> list[tuple[str, str, str]]:
     reasons = ["answer_not_in_options", "bad_options", "missing_media", "no_gold_answer", "unknown_question_type"]
     reasons += ["bad_options", "bad_media"]
-    return [(f"{place}{number + 1}", f"validation_{number}", reason) for number, reason in enumerate(reasons, start=8)]
+    return [(f"{file}{number + 1}", f"validation_{number}", reason) for number, reason in enumerate(reasons, start=8)]
 
 
 VIDEOS = ("videos/Art/0.mp4", "videos/Chemistry/0.mp4", "videos/Modern_Physics/3.mp4")
@@ -80,12 +87,6 @@ CASES = {
         {"validation.json": ROWS, **media(*VIDEOS, "other/9.mp4")},
         (),
         kept(""),
-        refused("validation.json:1, record "),
-    ),
-    "GitHub, videos elsewhere": Published(
-        {"data/validation.json": ROWS, **media(*(f"MMVU/{name}" for name in VIDEOS))},
-        (),
-        kept("MMVU/"),
         refused("validation.json:1, record "),
     ),
     "Parquet with paths, no metadata": Published(

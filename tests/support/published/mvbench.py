@@ -44,9 +44,9 @@ CHOICES = ("A. Sat down.", "B. Took the cup.", "C. Left.")
 
 def sample(name: str, path: str, options: tuple[str, ...], answer: str, **clip: float) -> Sample:
     task = name.partition("-")[0]
-    asked = "What came after it?"
+    question = "What came after it?"
     of_task = {"task": task}
-    return Sample(name, asked, video(path, **clip), options, answer, "multiple_choice", "mvbench", task, "", of_task)
+    return Sample(name, question, video(path, **clip), options, answer, "multiple_choice", "mvbench", task, "", of_task)
 
 
 def kept(folder: str) -> list[Sample]:
@@ -77,21 +77,5 @@ CASES = {
         (),
         kept("video"),
         REFUSED,
-    ),
-    "in a folder of all sets": Published(
-        {
-            **{f"MVBench/{name}": rows for name, rows in FILES.items()},
-            **media(*(f"MVBench/video/{name}" for name in (*NAMES, *PICTURES, NTU)), f"{STAR}/AAAAA.mp4"),
-        },
-        (),
-        kept("MVBench/video"),
-        REFUSED,
-    ),
-    "one task by name": Published(
-        {**FILES, **media(f"{CLEVRER}/video_10309.mp4")},
-        (),
-        [sample("moving_count-1", f"{CLEVRER}/video_10309.mp4", ("A. 2", "B. 4", "C. 3", "D. 1"), "C")],
-        [],
-        ("--eval", "{}/json/moving_count.json", "--media-root", "{}"),
-    ),
+    )
 }

@@ -100,30 +100,6 @@ CASES = {
         *KEPT,
         REFUSED,
     ),
-    "CSV without map, videos elsewhere": Published(
-        {
-            "dataset/nextqa/train.csv": TRAIN,
-            "dataset/nextqa/val.csv": VAL,
-            **media(*(f"raw/{name}" for name in VIDEOS)),
-        },
-        [
-            sample(one.sample_id, one.question, f"raw/{one.media[0].path}", one.options, one.answer, one.category)
-            for one in KEPT[0]
-        ],
-        [sample("4010069381_6", "how do the two man play", f"raw/{VIDEOS[2]}", KEPT[1][0].options, "B", "CH")],
-        REFUSED,
-    ),
-    "test.csv by name": Published(
-        {"test.csv": TEST, "map_vid_vidorID.json": MAP, **media(*VIDEOS)},
-        (),
-        [
-            sample(
-                "3842638015_5", "is it day", VIDEOS[3], ("A. no", "B. yes", "C. no", "D. perhaps", "E. both"), "B", "DB"
-            )
-        ],
-        [("test.csv:2", "3842638015_4", "bad_options")],
-        ("--eval", "{}/test.csv", "--media-root", "{}"),
-    ),
     "Parquet, flat": Published(
         {
             SHARD: [parquet_row(17, 0), parquet_row(17, 1, answer=0), parquet_row(18, 0, answer=1), parquet_row(19, 0)],

@@ -8,7 +8,9 @@ from tests.support.published.case import Published, media, video
 from vlm_pg.types import Sample
 
 
-def asked(number: int, answer: int | None, options: tuple[str, ...] = ("left", "middle", "right")) -> dict[str, Any]:
+def question_row(
+    number: int, answer: int | None, options: tuple[str, ...] = ("left", "middle", "right")
+) -> dict[str, Any]:
     """One question; None: without an answer, as in the test file."""
     question: dict[str, Any] = {"id": number, "question": "Under which cup is it?", "options": list(options)}
     question |= {"area": "memory", "reasoning": "descriptive", "tag": ["object permanence", "occlusion"]}
@@ -22,23 +24,31 @@ def film(name: str, *questions: Any, **changes: Any) -> dict[str, Any]:
 
 
 TRAIN = {
-    **film("video_1", asked(0, 1), asked(2, 0), is_cup_game=0),
-    **film("video_2", asked(0, 2), asked(1, 3), asked(2, -1), asked(3, 0, ("left", "right", "left"))),
-    **film("video_3", asked(0, 1)),
-    **film("video_4", asked(0, 1), frame_rate=None),
-    **film("video_5", asked(0, 1)),
+    **film("video_1", question_row(0, 1), question_row(2, 0), is_cup_game=0),
+    **film(
+        "video_2",
+        question_row(0, 2),
+        question_row(1, 3),
+        question_row(2, -1),
+        question_row(3, 0, ("left", "right", "left")),
+    ),
+    **film("video_3", question_row(0, 1)),
+    **film("video_4", question_row(0, 1), frame_rate=None),
+    **film("video_5", question_row(0, 1)),
     **film("video_6"),
-    **film("video_7", asked(0, 1)),
+    **film("video_7", question_row(0, 1)),
 }
-VALID = film("video_10309", asked(2, 1), split="valid", frame_rate=30.0)
-TEST = film("video_20000", asked(0, None), split="test")
+VALID = film("video_10309", question_row(2, 1), split="valid", frame_rate=30.0)
+TEST = film("video_20000", question_row(0, None), split="test")
 CUTS = {"video_1": -1, "video_2": 60, "video_3": 301, "video_4": 60, "video_6": -1, "video_7": 90}
 
 
 def sample(name: str, path: str, end: float | None, answer: str, category: str = "memory") -> Sample:
     options = ("A. left", "B. middle", "C. right")
-    asked = "Under which cup is it?"
-    return Sample(name, asked, video(path, end=end), options, answer, "multiple_choice", "perception_test", category)
+    question_row = "Under which cup is it?"
+    return Sample(
+        name, question_row, video(path, end=end), options, answer, "multiple_choice", "perception_test", category
+    )
 
 
 def kept(folder: str) -> tuple[list[Sample], list[Sample]]:
@@ -71,26 +81,13 @@ SHARD = "mc_question_val/validation-00000-of-00001.parquet"
 
 
 def text_row(name: str, number: str, answer: str, area: str = "semantics") -> dict[str, Any]:
-    row = asked(0, None) | {"video_name": name, "question_id": number, "answer_id": answer, "area": area}
+    row = question_row(0, None) | {"video_name": name, "question_id": number, "answer_id": answer, "area": area}
     del row["id"]
     return row
 
 
 CASES = {
     "objects by video": Published({**OBJECTS, **MAPS, **videos("videos")}, *kept("videos"), REFUSED, left_out=UNASKED),
-    "annotations in a folder, maps above": Published(
-        {**{f"annotations/{name}": content for name, content in OBJECTS.items()}, **MAPS, **videos("train/videos")},
-        *kept("train/videos"),
-        REFUSED,
-        left_out=UNASKED,
-    ),
-    "test file, without answers": Published(
-        {**OBJECTS, **MAPS, **videos("videos")},
-        (),
-        kept("videos")[1],
-        [("mc_question_test.json:1", "video_20000_0", "missing_field")],
-        ("--eval", "{}/mc_question_valid.json", "{}/mc_question_test.json", "--media-root", "{}"),
-    ),
     "Parquet, all of it text": Published(
         {
             SHARD: [

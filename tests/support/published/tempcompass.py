@@ -16,26 +16,24 @@ YES_NO = "Is the man dunking?"
 INFORMATION = "Generate a video caption.\nInformation A: {'action': 'dunking'}\nGenerated Caption:"
 
 
-def asked(question: str, answer: Any) -> dict[str, Any]:
+def pair(question: str, answer: Any) -> dict[str, Any]:
     return {"question": question, "answer": answer}
 
 
 FILES = {
     "multi-choice": {
-        ONE: {"action": [asked(CHOICE, "A. dunking a basketball"), asked(CHOICE, "C. shooting")]},
-        BACK: {"order": [asked(CHOICE, "B. passing a basketball")], "pace": [asked(CHOICE, "A. dunking a basketball")]},
-        LOST: {"action": [asked(CHOICE, "A. dunking a basketball")]},
+        ONE: {"action": [pair(CHOICE, "A. dunking a basketball"), pair(CHOICE, "C. shooting")]},
+        BACK: {"order": [pair(CHOICE, "B. passing a basketball")], "pace": [pair(CHOICE, "A. dunking a basketball")]},
+        LOST: {"action": [pair(CHOICE, "A. dunking a basketball")]},
     },
-    "yes_no": {
-        ONE: {"action": [asked(YES_NO, "yes"), asked(YES_NO, "maybe"), "Is it?"], "speed": [asked(YES_NO, "no")]}
-    },
+    "yes_no": {ONE: {"action": [pair(YES_NO, "yes"), pair(YES_NO, "maybe"), "Is it?"], "speed": [pair(YES_NO, "no")]}},
     "caption_matching": {
         ONE: {
-            "action": [asked(OPTION, "Option 2: He dunks."), asked(SENTENCE, "Sentence A: He sits.")],
-            "direction": [asked(CAPTION, "Caption B: He runs."), asked(CAPTION, "He runs."), asked(CHOICE, "A. x")],
+            "action": [pair(OPTION, "Option 2: He dunks."), pair(SENTENCE, "Sentence A: He sits.")],
+            "direction": [pair(CAPTION, "Caption B: He runs."), pair(CAPTION, "He runs."), pair(CHOICE, "A. x")],
         }
     },
-    "captioning": {ONE: {"action": [asked(INFORMATION, "A. dunking")], "speed": [asked(INFORMATION, "A. dunking")]}},
+    "captioning": {ONE: {"action": [pair(INFORMATION, "A. dunking")], "speed": [pair(INFORMATION, "A. dunking")]}},
 }
 META = {
     ONE: {"eval_dim": {"action": {"type": "fine-grained action"}, "speed": {"type": "absolute speed"}, "order": None}},

@@ -13,10 +13,10 @@ SAID = '1\n00:00:01,000 --> 00:00:02,500\n<font color="white" size=".72c">mind t
 
 
 def row(number: str, file: str, answer: str | None, **changes: Any) -> dict[str, Any]:
-    asked = {"video_id": number[:3], "duration": "short", "domain": "Knowledge", "sub_category": "Humanity & History"}
-    asked |= {"url": f"https://www.youtube.com/watch?v={file}", "videoID": file, "question_id": number}
-    asked |= {"task_type": "Counting Problem", "question": "How many are there?", "answer": answer}
-    return asked | {"options": ["A. One.", "B. Two.", "C. Three.", "D. All of the above."]} | changes
+    fields = {"video_id": number[:3], "duration": "short", "domain": "Knowledge", "sub_category": "Humanity & History"}
+    fields |= {"url": f"https://www.youtube.com/watch?v={file}", "videoID": file, "question_id": number}
+    fields |= {"task_type": "Counting Problem", "question": "How many are there?", "answer": answer}
+    return fields | {"options": ["A. One.", "B. Two.", "C. Three.", "D. All of the above."]} | changes
 
 
 ROWS = [
@@ -46,11 +46,11 @@ def sample(number: str, path: str, subtitles: str, answer: str, kind: str, durat
     )
 
 
-def kept(first: str, second: str, said: str) -> list[Sample]:
+def kept(first: str, second: str, subtitles: str) -> list[Sample]:
     """Of the first three rows: where their videos lie, and the subtitles of the first."""
     return [
-        sample("001-1", first, said, "C", "Counting Problem"),
-        sample("001-2", first, said, "D", "OCR Problems"),
+        sample("001-1", first, subtitles, "C", "Counting Problem"),
+        sample("001-2", first, subtitles, "D", "OCR Problems"),
         sample("002-1", second, "", "A", "Counting Problem", "long"),
     ]
 
@@ -69,27 +69,5 @@ CASES = {
         (),
         kept(f"data/{FIRST}.mp4", f"data/{SECOND}.mkv", f"subtitle/{FIRST}.srt"),
         REFUSED,
-    ),
-    "in a folder of all sets": Published(
-        {
-            f"Video-MME/{TABLE}": ROWS,
-            f"Video-MME/subtitle/{FIRST}.srt": SAID,
-            **media(f"Video-MME/data/{FIRST}.mp4", f"Video-MME/data/videos_chunked_01/{SECOND}.mp4"),
-            # Nobody's, as far as this set can know.
-            **media(f"other/{THIRD}.mp4"),
-        },
-        (),
-        kept(
-            f"Video-MME/data/{FIRST}.mp4",
-            f"Video-MME/data/videos_chunked_01/{SECOND}.mp4",
-            f"Video-MME/subtitle/{FIRST}.srt",
-        ),
-        REFUSED,
-    ),
-    "the table alone, no subtitles": Published(
-        {ALONE: ROWS, **media(f"videos/{FIRST}.MP4", f"videos/{SECOND}.mp4")},
-        (),
-        kept(f"videos/{FIRST}.MP4", f"videos/{SECOND}.mp4", ""),
-        REFUSED,
-    ),
+    )
 }

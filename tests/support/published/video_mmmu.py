@@ -52,30 +52,34 @@ FILES: dict[str, Any] = media(*VIDEOS, f"question_only/{MATH}_image.mp4", f"__MA
 
 
 def sample(
-    track: str, place: str, question: str, kind: AnswerKind, answer: str, options: list[str], published: str
+    track: str, location: str, question: str, kind: AnswerKind, answer: str, options: list[str], published: str
 ) -> Sample:
-    name = place.rpartition("/")[2].removesuffix(".mp4")
+    name = location.rpartition("/")[2].removesuffix(".mp4")
     lettered = tuple(f"{letter}. {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False))
     details = {"track": track, "question_type": published, "link_selected": LINK, "qa_type": "OCR"}
     details["subject"] = name.split("_", 1)[1].rsplit("_", 1)[0]
     if track == "Adaptation":
         details["question_only"] = f"question_only/{name}_image.mp4"
     return Sample(
-        f"{track}_{name}", question, video(place), lettered, answer, kind, "video_mmmu", track, details=details
+        f"{track}_{name}", question, video(location), lettered, answer, kind, "video_mmmu", track, details=details
     )
 
 
 def without_lecture() -> Sample:
     """The question about a picture whose video is there."""
     alone = f"question_only/{MATH}_image.mp4"
-    asked = sample("Adaptation", f"Science/{MATH}.mp4", "How much is it in <image 1>?", "exact", BROKEN, [], "open")
-    details = {**asked.details, "question_only": True}
-    return replace(asked, sample_id=f"{asked.sample_id}_question_only", media=video(alone), details=details)
+    with_lecture = sample(
+        "Adaptation", f"Science/{MATH}.mp4", "How much is it in <image 1>?", "exact", BROKEN, [], "open"
+    )
+    details = {**with_lecture.details, "question_only": True}
+    return replace(
+        with_lecture, sample_id=f"{with_lecture.sample_id}_question_only", media=video(alone), details=details
+    )
 
 
 def kept(below: str, *more: Sample) -> dict[str, list[Sample]]:
     """By track. ``more``: behind the first of Adaptation."""
-    math, medicine, new, dev = (f"{below}{place}" for place in VIDEOS[:4])
+    math, medicine, new, dev = (f"{below}{location}" for location in VIDEOS[:4])
     mc: tuple[AnswerKind, str] = ("multiple_choice", "multiple-choice")
     return {
         "Adaptation": [
@@ -98,24 +102,24 @@ def everything(below: str, *more: Sample) -> list[Sample]:
     return [one for track in kept(below, *more).values() for one in track]
 
 
-def refused(place: str) -> dict[str, list[tuple[str, str, str]]]:
-    """By track; ``place``: of a row, made of track and number."""
+def refused(location: str) -> dict[str, list[tuple[str, str, str]]]:
+    """By track; ``location``: of a row, made of track and number."""
     return {
         "Adaptation": [
-            (place.format("Adaptation", 5), "Adaptation_dev_Math_2", "too_few_options"),
-            (place.format("Adaptation", 6), "Adaptation_dev_Math_3", "no_gold_answer"),
-            (place.format("Adaptation", 7), "Adaptation_dev_Math_4", "unknown_question_type"),
+            (location.format("Adaptation", 5), "Adaptation_dev_Math_2", "too_few_options"),
+            (location.format("Adaptation", 6), "Adaptation_dev_Math_3", "no_gold_answer"),
+            (location.format("Adaptation", 7), "Adaptation_dev_Math_4", "unknown_question_type"),
         ],
         "Comprehension": [
-            (place.format("Comprehension", 2), f"Comprehension_{MEDICINE}", "answer_not_in_options"),
-            (place.format("Comprehension", 3), f"Comprehension_{MATH}", "duplicate_id"),
+            (location.format("Comprehension", 2), f"Comprehension_{MEDICINE}", "answer_not_in_options"),
+            (location.format("Comprehension", 3), f"Comprehension_{MATH}", "duplicate_id"),
         ],
-        "Perception": [(place.format("Perception", 4), f"Perception_{NEW}1", "missing_media")],
+        "Perception": [(location.format("Perception", 4), f"Perception_{NEW}1", "missing_media")],
     }
 
 
-def all_refused(place: str) -> list[tuple[str, str, str]]:
-    return [one for track in refused(place).values() for one in track]
+def all_refused(location: str) -> list[tuple[str, str, str]]:
+    return [one for track in refused(location).values() for one in track]
 
 
 TEXT = datasets.Value("string")
@@ -137,13 +141,6 @@ OBJECTS = {
 CASES = {
     "lmms-lab's Parquet": Published(
         {**TABLES, **FILES}, (), everything("", without_lecture()), all_refused(SHARD + ":{1}")
-    ),
-    "one track": Published(
-        {**TABLES, **FILES},
-        (),
-        kept("", without_lecture())["Adaptation"],
-        refused(SHARD + ":{1}")["Adaptation"],
-        ("--eval", "{}/Adaptation:test", "--media-root", "{}"),
     ),
     "the repository's JSON, videos elsewhere": Published(
         {

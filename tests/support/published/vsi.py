@@ -15,8 +15,8 @@ PHRASE = "\nPlease answer the question using a single word or phrase."
 CLOSEST = "Which is closest to the bed?\nOptions:\nA. lamp\nB. desk\nC. door\nD. chair"
 
 
-def row(kind: str, asked: str, answer: str, **more: Any) -> dict[str, Any]:
-    turns = [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
+def row(kind: str, question: str, answer: str, **more: Any) -> dict[str, Any]:
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
     return {"conversations": turns, "question_type": kind, **more}
 
 
@@ -55,11 +55,13 @@ ROWS = [
 ]
 
 
-def sample(number: int, asked: str, ref: tuple[MediaRef, ...], answer: str, category: str, options: str = "") -> Sample:
+def sample(
+    number: int, question: str, ref: tuple[MediaRef, ...], answer: str, category: str, options: str = ""
+) -> Sample:
     """``options``: with a "|" between them; without, a number."""
     kind: AnswerKind = "multiple_choice" if options else "mean_relative_accuracy"
     lettered = tuple(options.split("|")) if options else ()
-    return Sample(f"vsi_590k-{number}", asked, ref, lettered, answer, kind, "vsi_590k", category)
+    return Sample(f"vsi_590k-{number}", question, ref, lettered, answer, kind, "vsi_590k", category)
 
 
 def kept(folder: str) -> list[Sample]:
@@ -123,7 +125,6 @@ BENCH_ROWS = [
     BENCH | {"id": 11, "ground_truth": None},
 ]
 TABLES, STOVE = video("arkitscenes/41069025.mp4"), video("scannet/scene0011_00.mp4")
-ASKED = "How many table(s) are in this room?"
 SAME = BENCH | {"id": 20, "dataset": "scannet", "scene_name": "scene0191_00"}
 
 
@@ -151,8 +152,8 @@ OF_BENCH = media("arkitscenes/41069025.mp4", "scannet/scene0011_00.mp4")
 SHARD = "test-00000-of-00001.parquet"
 
 
-def bench_refused(place: str) -> list[tuple[str, str, str]]:
-    return [(f"{place}:5", "10", "answer_not_in_options"), (f"{place}:6", "11", "no_gold_answer")]
+def bench_refused(location: str) -> list[tuple[str, str, str]]:
+    return [(f"{location}:5", "10", "answer_not_in_options"), (f"{location}:6", "11", "no_gold_answer")]
 
 
 CASES = {
@@ -167,13 +168,6 @@ CASES = {
         (),
         BENCH_KEPT,
         bench_refused(SHARD),
-        forms=(1,),
-    ),
-    "VSI-Bench, a part of it by name": Published(
-        {SHARD: BENCH_ROWS, "test_debiased.parquet": BENCH_ROWS[:2], **OF_BENCH},
-        (),
-        BENCH_KEPT[:2],
-        arguments=("--eval", "{}/test_debiased.parquet", "--media-root", "{}"),
         forms=(1,),
     ),
     "both in one folder, with videos of the same paths": Published(
@@ -200,17 +194,5 @@ CASES = {
         [("test.jsonl:1", "20", "missing_media")],
         ("--eval", "{}/bench/test.jsonl", "--media-root", "{}"),
         forms=(1,),
-    ),
-    "both": Published(
-        {
-            "VSI-590K/vsi_590k.jsonl": ROWS,
-            "VSI-Bench/test.jsonl": BENCH_ROWS[:1],
-            **media(*(f"VSI-590K/{name}" for name in OF_590K), "VSI-Bench/arkitscenes/41069025.mp4"),
-        },
-        kept("VSI-590K/"),
-        [bench(BENCH, video("VSI-Bench/arkitscenes/41069025.mp4"))],
-        REFUSED,
-        ("--train", "{}/VSI-590K/vsi_590k.jsonl", "--eval", "{}/VSI-Bench/test.jsonl", "--media-root", "{}"),
-        forms=(0, 1),
     ),
 }

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Mapping, Sequence
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,11 @@ import pyarrow.parquet
 import pytest
 
 from data_pipelines import gsm8k, nextqa
+from data_pipelines.engine.command import pipeline
+from tests.support.pipeline_rows import write_lines
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import Sample
-
-NEXTQA_COLUMNS = ["video", "frame_count", "width", "height", "question", "answer", "qid", "type"]
-NEXTQA_COLUMNS += ["a0", "a1", "a2", "a3", "a4"]
-
-
-def jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def gsm8k_row(number: int, answer: str = "") -> dict[str, str]:
@@ -31,19 +24,6 @@ def gsm8k_row(number: int, answer: str = "") -> dict[str, str]:
         "question": f"How much is {number}?",
         "answer": answer or f"It is <<{number}={number}>>{number}.\n#### {number}",
     }
-
-
-def nextqa_row(video: int, qid: int = 0, **changes: Any) -> dict[str, Any]:
-    row = [video, 300, 640, 480, "what moves", 2, qid, "DC", "a car", "a dog", "a bird", "a boat", "a ball"]
-    return dict(zip(NEXTQA_COLUMNS, row, strict=True)) | changes
-
-
-def nextqa_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, NEXTQA_COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def samples(folder: Path, name: str) -> list[Sample]:
@@ -64,82 +44,44 @@ def report(folder: Path) -> dict[str, Any]:
     return content
 
 
-def test_questions_to_evaluate_on_are_left_out_of_training(tmp_path: Path) -> None:
-    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(number) for number in range(10)])
-    test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(number) for number in (3, 5, 77)])
-    assert gsm8k.main(["--train", str(train), "--eval", str(test), "--out", str(tmp_path / "out")]) == 0
-    assert report(tmp_path / "out")["left_out"] == {"also in the evaluation file": 2}
-    assert ids(tmp_path / "out", "eval") == ["test-1", "test-2", "test-3"]
-    trained_on = {sample.question for sample in samples(tmp_path / "out", "train")}
-    assert trained_on == {f"How much is {number}?" for number in (0, 1, 2, 4, 6, 7, 8, 9)}
-
-
-def test_without_evaluation_files_a_share_is_set_apart(tmp_path: Path) -> None:
-    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(number) for number in range(400)])
-    assert gsm8k.main(["--train", str(train), "--eval-share", "0.25", "--out", str(tmp_path / "out")]) == 0
-    counts = report(tmp_path / "out")
-    assert counts["train"] + counts["eval"] == 400 and 60 < counts["eval"] < 140
-
-
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_a_split_without_a_record_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
     """Nor does anything advise to use it; one of an earlier start goes."""
-    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(number) for number in range(4)])
+    train = write_lines(tmp_path / "train.jsonl", [gsm8k_row(number) for number in range(4)])
     out, given = tmp_path / "out", ["--out", str(tmp_path / "out"), "--format", form]
     gsm8k.main(["--train", str(train), *given, "--eval-share", "0.9"])
     assert "Evaluate with: data.eval.gsm8k=" in capsys.readouterr().out and list(out.glob("eval*"))
-    for share, said in ((["--eval-share", "0"], "0"), ([], "0.01")):
+    for share, shown in ((["--eval-share", "0"], "0"), ([], "0.01")):
         gsm8k.main(["--train", str(train), *given, *share, "--overwrite"])
-        told = capsys.readouterr().out
-        assert f"There is no eval split: no record is in --eval-share {said}. Give --eval FILE, or raise" in told
-        assert "Evaluate with" not in told and "Train with" in told and "eval-0" not in told
+        output = capsys.readouterr().out
+        assert f"There is no eval split: no record is in --eval-share {shown}. Give --eval FILE, or raise" in output
+        assert "Evaluate with" not in output and "Train with" in output and "eval-0" not in output
         assert not list(out.glob("eval*")) and len(list(out.glob("train*"))) == 1 and report(out)["train"] == 4
-    test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(9, "no gold")])
+    test = write_lines(tmp_path / "test.jsonl", [gsm8k_row(9, "no gold")])
     gsm8k.main(["--train", str(train), "--eval", str(test), *given, "--overwrite"])
     assert "no record in the files of --eval is left" in capsys.readouterr().out and not list(out.glob("eval*"))
 
 
-def test_evaluation_files_alone_give_no_training_file(tmp_path: Path) -> None:
-    test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(1)])
-    assert gsm8k.main(["--eval", str(test), "--out", str(tmp_path / "out")]) == 0
-    assert ids(tmp_path / "out", "eval") == ["test-1"] and not (tmp_path / "out" / "train.jsonl").exists()
-
-
-def test_rows_of_an_array_on_one_line_have_names_of_their_own(tmp_path: Path) -> None:
-    rows = tmp_path / "test.json"
-    rows.write_text(json.dumps([gsm8k_row(1), gsm8k_row(2), gsm8k_row(3, "no gold")]))
-    assert gsm8k.main(["--eval", str(rows), "--out", str(tmp_path / "out")]) == 0
-    assert ids(tmp_path / "out", "eval") == ["test-1", "test-1.2"]
-    (refused,) = [json.loads(line) for line in (tmp_path / "out" / "refused.jsonl").read_text().splitlines()]
-    assert refused["where"] == "test.json:1, record 3"
-
-
 def test_several_files_a_second_start_and_changed_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = jsonl(tmp_path / "first.jsonl", [gsm8k_row(1)])
+    first = write_lines(tmp_path / "first.jsonl", [gsm8k_row(1)])
     second = tmp_path / "second.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([gsm8k_row(2)]), second)
     arguments = ["--train", str(first), str(second), "--eval-share", "0", "--out", str(tmp_path / "out")]
     assert gsm8k.main(arguments) == 0 and ids(tmp_path / "out", "train") == ["first-1", "second-1"]
     assert gsm8k.main(arguments) == 0 and "already prepared" in capsys.readouterr().out
-    jsonl(first, [gsm8k_row(1), gsm8k_row(3)])
+    write_lines(first, [gsm8k_row(1), gsm8k_row(3)])
     with pytest.raises(ConfigError, match="prepared with other arguments"):
         gsm8k.main(arguments)
     assert gsm8k.main([*arguments, "--overwrite"]) == 0
     assert ids(tmp_path / "out", "train") == ["first-1", "first-2", "second-1"]
 
 
-def test_the_same_file_twice_repeats_ids(tmp_path: Path) -> None:
-    train = str(jsonl(tmp_path / "train.jsonl", [gsm8k_row(1)]))
-    assert gsm8k.main(["--train", train, train, "--eval-share", "0", "--out", str(tmp_path / "out")]) == 0
-    assert report(tmp_path / "out")["refused"] == {"duplicate_id": 1} and report(tmp_path / "out")["train"] == 1
-
-
 def test_files_of_the_same_name_have_rows_of_different_names(tmp_path: Path) -> None:
     """MATH comes as one folder a subject, each with a file of the same name."""
     files = []
-    for place, folder in enumerate(("algebra", "geometry", "old/algebra")):
+    for index, folder in enumerate(("algebra", "geometry", "old/algebra")):
         (tmp_path / folder).mkdir(parents=True)
-        files.append(jsonl(tmp_path / folder / "train.jsonl", [gsm8k_row(2 * place), gsm8k_row(2 * place + 1)]))
+        files.append(write_lines(tmp_path / folder / "train.jsonl", [gsm8k_row(2 * index), gsm8k_row(2 * index + 1)]))
     arguments = ["--eval-share", "0", "--out", str(tmp_path / "out"), "--overwrite"]
     assert gsm8k.main(["--train", *map(str, files[:2]), *arguments]) == 0
     assert ids(tmp_path / "out", "train") == [
@@ -154,11 +96,20 @@ def test_files_of_the_same_name_have_rows_of_different_names(tmp_path: Path) -> 
     assert report(tmp_path / "out")["refused"] == {}
 
 
+def test_a_pipeline_runs_at_once_where_its_module_is_a_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gsm8k", "--out", "out"])
+    with pytest.raises(SystemExit) as ended:
+        pipeline(gsm8k.GSM8K, "", "__main__")
+    assert ended.value.code == 2 and "error: Neither a folder nor --train" in capsys.readouterr().err
+
+
 def test_overwriting_leaves_nothing_of_the_old_set(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    train = jsonl(tmp_path / "train.jsonl", [gsm8k_row(1)])
-    test = jsonl(tmp_path / "test.jsonl", [gsm8k_row(2)])
-    bad = jsonl(tmp_path / "bad.jsonl", [gsm8k_row(3, "no gold")])
+    train = write_lines(tmp_path / "train.jsonl", [gsm8k_row(1)])
+    test = write_lines(tmp_path / "test.jsonl", [gsm8k_row(2)])
+    bad = write_lines(tmp_path / "bad.jsonl", [gsm8k_row(3, "no gold")])
     assert gsm8k.main(["--train", str(train), "--eval", str(test), "--out", str(out)]) == 0
     with pytest.raises(ConfigError, match="No record is left"):
         gsm8k.main(["--eval", str(bad), "--out", str(out), "--overwrite"])
@@ -176,18 +127,9 @@ def test_overwriting_leaves_nothing_of_the_old_set(tmp_path: Path) -> None:
     assert (out / "eval-00000-of-00001.parquet").exists() and (out / "manifest.json").read_text() == "no manifest"
 
 
-def test_no_nextqa_video_is_in_both_files(tmp_path: Path) -> None:
-    train = nextqa_csv(tmp_path / "train.csv", [nextqa_row(video, qid) for video in (1, 2) for qid in (0, 1)])
-    validation = nextqa_csv(tmp_path / "val.csv", [nextqa_row(2, qid=9)])
-    arguments = ["--train", str(train), "--eval", str(validation), "--media-root", str(tmp_path), "--skip-media-check"]
-    assert nextqa.main([*arguments, "--out", str(tmp_path / "out")]) == 0
-    assert ids(tmp_path / "out", "train") == ["1_0", "1_1"] and ids(tmp_path / "out", "eval") == ["2_9"]
-    assert report(tmp_path / "out")["left_out"] == {"also in the evaluation file": 2}
-
-
 def test_wrong_arguments_and_files_are_clear_errors(tmp_path: Path) -> None:
     out = ["--out", str(tmp_path / "out")]
-    good = str(jsonl(tmp_path / "good.jsonl", [gsm8k_row(1)]))
+    good = str(write_lines(tmp_path / "good.jsonl", [gsm8k_row(1)]))
     with pytest.raises(ConfigError, match=r"Neither a folder nor --train nor --eval is given.*Name them"):
         gsm8k.main(out)
     with pytest.raises(ConfigError, match=r"files to evaluate on, and --eval-share is given.*Leave one out"):
@@ -196,7 +138,9 @@ def test_wrong_arguments_and_files_are_clear_errors(tmp_path: Path) -> None:
         gsm8k.main(["--train", good, "--eval-share", "1", *out])
     with pytest.raises(ConfigError, match=r"'nowhere\.jsonl' does not exist.*Correct the path"):
         gsm8k.main(["--train", "nowhere.jsonl", *out])
-    other = str(jsonl(tmp_path / "other.jsonl", [{"question": "?"}]))
+    with pytest.raises(ConfigError, match=r"'.*empty\.jsonl' has no rows"):
+        gsm8k.main(["--train", str(write_lines(tmp_path / "empty.jsonl", [])), *out])
+    other = str(write_lines(tmp_path / "other.jsonl", [{"question": "?"}]))
     with pytest.raises(ConfigError, match=r"other\.jsonl:1: the row has no answer\. Nearest is the form"):
         gsm8k.main(["--train", other, *out])
     with pytest.raises(
@@ -207,7 +151,7 @@ def test_wrong_arguments_and_files_are_clear_errors(tmp_path: Path) -> None:
     broken.write_bytes(b"video,question\n\xff,what\n")
     with pytest.raises(ConfigError, match=r"cannot be read as CSV.*Correct the path"):
         nextqa.main(["--eval", str(broken), "--media-root", str(tmp_path), *out])
-    bad = str(jsonl(tmp_path / "bad.jsonl", [gsm8k_row(1, "no gold")]))
+    bad = str(write_lines(tmp_path / "bad.jsonl", [gsm8k_row(1, "no gold")]))
     with pytest.raises(ConfigError, match=r"No record is left for train\.(.|\n)*refused +1  no_gold_answer"):
         gsm8k.main(["--train", bad, *out])
     assert not (tmp_path / "out" / "manifest.json").exists()

@@ -26,15 +26,18 @@ def of_gsm8k(file: str, number: int, row: dict[str, Any]) -> Sample:
     return Sample(f"{file}-{number}", row["question"], (), (), answer, "numerical", "gsm8k", "gsm8k", process.strip())
 
 
-def test_gsm8k(data_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("training", [pytest.param(True, marks=pytest.mark.matrix), False])
+def test_gsm8k(data_dir: Path, tmp_path: Path, training: bool) -> None:
     train, test = data_dir / "gsm8k_train.jsonl", data_dir / "gsm8k_test.jsonl"
-    assert main(["prepare", "gsm8k", "--train", str(train), "--eval", str(test), "--out", str(tmp_path)]) == 0
-    for split, path, count in (("train", train, 7473), ("eval", test, 1319)):
+    given = ["--train", str(train)] if training else []
+    assert main(["prepare", "gsm8k", *given, "--eval", str(test), "--out", str(tmp_path)]) == 0
+    for split, path, count in (("train", train, 7473), ("eval", test, 1319))[0 if training else 1 :]:
         expected = [of_gsm8k(path.stem, number, row) for number, row in enumerate(rows(path), start=1)]
         assert len(expected) == count and records(tmp_path, split) == expected
     assert refusals(tmp_path) == []
 
 
+@pytest.mark.matrix
 def test_math(data_dir: Path, tmp_path: Path) -> None:
     path = data_dir / "math500_test.jsonl"
     assert main(["prepare", "math", "--eval", str(path), "--out", str(tmp_path)]) == 0
@@ -56,6 +59,7 @@ def test_math(data_dir: Path, tmp_path: Path) -> None:
     assert len(expected) == 500 and records(tmp_path, "eval") == expected and refusals(tmp_path) == []
 
 
+@pytest.mark.matrix
 def test_nextqa(data_dir: Path, tmp_path: Path) -> None:
     path, out = data_dir / "nextqa_val.csv", tmp_path / "out"
     arguments = ["--eval", str(path), "--media-root", str(tmp_path), "--skip-media-check", "--out", str(out)]

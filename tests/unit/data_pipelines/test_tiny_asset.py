@@ -126,6 +126,7 @@ def test_cold_start_responses_earn_the_full_reward() -> None:
         assert score(sample, response, RewardSettings()).parts == {"accuracy": 1.0, "format": 1.0}
 
 
+@pytest.mark.matrix
 def test_cold_start_is_reproducible_trains_the_tower_in_its_second_stage_only_and_says_when_it_failed(
     tmp_path: Path,
 ) -> None:

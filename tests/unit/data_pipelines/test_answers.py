@@ -128,7 +128,7 @@ def test_fields_of_unequal_length_are_refused() -> None:
     assert raised.value.reason == "uneven_lists"
 
 
-def test_what_a_set_publishes_is_kept_as_it_is_but_for_what_says_nothing() -> None:
+def test_published_fields_are_kept_unless_empty() -> None:
     """So a table, which has every field in every row, and JSON, which has those that are there, give equal details."""
     row = {"unit": "", "precision": 0.0, "skills": [], "task": None, "is_new": False, "grade": "4", "other": 1}
     names = ("unit", "precision", "skills", "task", "is_new", "grade", "lost")

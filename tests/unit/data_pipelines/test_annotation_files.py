@@ -29,8 +29,8 @@ def dataset_of(name: str) -> DataSet:
 def lay_out(folder: Path, pattern: str, rows: int = 1) -> None:
     """A file that a pattern names, or a shard of the split it does."""
     # Of "[0-9]" a 0.
-    place, colon, split = re.sub(r"\[(.)[^]]*\]", r"\1", pattern.replace("*", "x")).rpartition(":")
-    path = folder / place / f"{split}-00000-of-00001.parquet" if colon else folder / split
+    folder_name, colon, split = re.sub(r"\[(.)[^]]*\]", r"\1", pattern.replace("*", "x")).rpartition(":")
+    path = folder / folder_name / f"{split}-00000-of-00001.parquet" if colon else folder / split
     path.parent.mkdir(parents=True, exist_ok=True)
     if colon:
         pyarrow.parquet.write_table(pyarrow.table({"a": list(range(rows))}), path)
@@ -92,16 +92,16 @@ def test_each_split_has_files_of_the_first_form_that_has_any(tmp_path: Path) -> 
     )
 
 
-def test_shards_that_two_patterns_name_are_not_told_of_twice(tmp_path: Path) -> None:
-    for place in ("data", "elsewhere/data"):
-        lay_out(tmp_path, f"{place}:test")
+def test_shards_matched_by_two_patterns_are_reported_once(tmp_path: Path) -> None:
+    for folder_name in ("data", "elsewhere/data"):
+        lay_out(tmp_path, f"{folder_name}:test")
     charades = dataset_of("charades_sta")
     assert named(charades, tmp_path) == ({"train": [], "eval": ["data:test"]}, [])
     lay_out(tmp_path, "charades_sta_test.txt")
     assert named(charades, tmp_path) == ({"train": [], "eval": ["charades_sta_test.txt"]}, [("eval", ["data:test"])])
 
 
-def test_files_that_are_not_read_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unread_files_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {"train": "train", "main/train": "main", "main/test": "test"}
     for name, question in rows.items():
         (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -115,38 +115,38 @@ def test_files_that_are_not_read_are_told_of(tmp_path: Path, capsys: pytest.Capt
     (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("Not read")]
     assert line.startswith(f"Not read: '{raw}/main:train' (") and "Name files with --train and --eval" in line
     for name in ("manifest.json", "report.json"):
-        (told,) = json.loads((out / name).read_text())["unread_files"]
-        assert (told["split"], told["files"], told["count"]) == ("train", [f"{raw}/main:train"], 1)
+        (listed,) = json.loads((out / name).read_text())["unread_files"]
+        assert (listed["split"], listed["files"], listed["count"]) == ("train", [f"{raw}/main:train"], 1)
     assert f"{raw}/main:train" in (out / "summary.html").read_text()
     assert main(["prepare", "gsm8k", "--eval", f"{raw}/main:test", "--out", str(tmp_path / "by-name")]) == 0
     assert "Not read" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("there", "said"),
+    ("there", "message"),
     [
         (["test-00000-of-00002"], r"has 1 of the 2 shards of 'test' only.*Download the others"),
         (["test-00000-of-00001", "test-00001-of-00002"], r"has shards of 'test' of two divisions.*Remove the other"),
     ],
 )
-def test_a_split_that_is_there_in_part_is_not_passed_over(tmp_path: Path, there: list[str], said: str) -> None:
+def test_a_split_that_is_there_in_part_is_not_passed_over(tmp_path: Path, there: list[str], message: str) -> None:
     """In one folder of several, and beside a file that would be taken in its place."""
     for subject in ("algebra", "geometry"):
         lay_out(tmp_path / "math" / subject, ".:train")
     for name in there:
         (tmp_path / f"math/geometry/{name}.parquet").write_bytes(b"")
         (tmp_path / f"{name}.parquet").write_bytes(b"")
-    with pytest.raises(ConfigError, match=rf"math/geometry' {said}"):
+    with pytest.raises(ConfigError, match=rf"math/geometry' {message}"):
         find_files(dataset_of("math"), tmp_path / "math")
     lay_out(tmp_path, "main/train.parquet")
     (tmp_path / "test.jsonl").write_text("{}")
     fields = {"problem": "q", "data_type": {"constant": "text"}, "problem_type": {"constant": "exact"}, "answer": "a"}
     (tmp_path / "map.yaml").write_text(json.dumps({"name": "mine", "fields": fields}))
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         find_files(dataset_of_map(tmp_path / "map.yaml"), tmp_path)
 
 
-def test_of_a_split_in_part_that_is_not_read_it_is_told(tmp_path: Path) -> None:
+def test_an_incomplete_split_that_is_not_read_is_reported(tmp_path: Path) -> None:
     """An earlier form of that split is there whole."""
     gsm8k = dataset_of("gsm8k")
     (tmp_path / "main").mkdir()
@@ -164,7 +164,7 @@ def test_of_a_split_in_part_that_is_not_read_it_is_told(tmp_path: Path) -> None:
         find_files(gsm8k, tmp_path)
 
 
-def test_a_wrong_folder_says_what_is_there_and_what_is_nearest(tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_folder_lists_its_entries_and_the_nearest_form(tmp_path: Path) -> None:
     star = dataset_of("star")
     with pytest.raises(ConfigError, match=r"is not a folder\. The folder that star unpacks to is expected"):
         find_files(star, tmp_path / "nowhere")

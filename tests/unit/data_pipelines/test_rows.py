@@ -1,4 +1,4 @@
-"""Media inside rows become files below the media root: each once, under a name that its content gives it."""
+"""Media and subtitles inside rows become files below the media root: each once, named by its content."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import pytest
 from data_pipelines import gsm8k, video_r1
 from data_pipelines.engine.command import prepare
 from data_pipelines.engine.dataset import DataSet, Form, Row
-from data_pipelines.engine.rows import MediaStore
+from data_pipelines.engine.rows import MediaStore, Subtitles, as_vtt
 from tests.support.clips import Clip, number_of, write
 from tests.support.data_sets import png, records, save, save_splits, shard
-from tests.support.tiny_media import mp4
 from vlm_pg.data.records import read_records
 from vlm_pg.data.tables import Embedded
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media.decode_file import decode_video
 from vlm_pg.media.paths import resolve
 from vlm_pg.media.settings import MediaSettings
+from vlm_pg.media.subtitles import read_subtitles
+from vlm_pg.types import Cue
 
 JPEG, WEBP = b"\xff\xd8\xff\xe0" + b"j" * 60, b"RIFF\0\0\0\0WEBPVP8 " + b"w" * 60
 MP4, WEBM = b"\0\0\0\x18ftypmp42" + b"m" * 60, b"\x1a\x45\xdf\xa3" + b"k" * 60
@@ -56,7 +57,7 @@ def test_a_file_that_is_there_is_left_and_one_that_was_cut_off_is_not(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "medium, said",
+    "medium, message",
     [
         (Embedded(b"", None, "image"), r"'image' should hold image and it is empty\. JPEG, PNG, WebP and the"),
         (Embedded(b"GIF89a", None, None), r"should hold an image or video and it begins with b'GIF89a'"),
@@ -65,8 +66,10 @@ def test_a_file_that_is_there_is_left_and_one_that_was_cut_off_is_not(tmp_path: 
         (Embedded(MP4, None, "image"), r"should hold image and it begins with b'"),
     ],
 )
-def test_what_is_not_what_its_column_holds_is_the_rows_fault(medium: Embedded, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SampleError, match=said) as refused:
+def test_a_medium_of_another_type_than_its_column_refuses_the_row(
+    medium: Embedded, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SampleError, match=message) as refused:
         MediaStore(tmp_path).unpack({"image": [medium]})
     assert refused.value.reason == "unreadable_media" and list(tmp_path.iterdir()) == []
 
@@ -76,7 +79,7 @@ def test_names_of_columns_are_shown_without_control_characters(tmp_path: Path) -
         MediaStore(tmp_path).unpack({"a\x1bb": Embedded(b"")})
 
 
-def test_a_root_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_root_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "unpacked").write_text("a file in its place")
     with pytest.raises(
         ConfigError, match=r"cannot be written: Not a directory\. Media that stand inside rows are writt"
@@ -96,9 +99,8 @@ def test_every_container_gets_a_name_under_which_it_is_read(codec: str, containe
     assert [number_of(frame.transpose(1, 2, 0)) for frame in decoded.frames][:1] == [0]
 
 
-def picture(row: Row, name: str) -> dict[str, Any]:
+def picture(row: Row) -> dict[str, Any]:
     return {
-        "problem_id": name,
         "problem": row["question"],
         "data_type": "image",
         "problem_type": "exact",
@@ -150,27 +152,6 @@ def test_a_published_set_with_pictures_inside_becomes_records_with_paths(layout:
     assert prepare(PICTURES, "", arguments, RECIPE) == 0  # does nothing: it is there
 
 
-def test_records_with_videos_inside_are_prepared_by_video_r1(tmp_path: Path) -> None:
-    import datasets
-
-    rows = [
-        record | {"data_type": "video", "path": {"bytes": mp4(number), "path": "v.mp4"}}
-        for number, record in enumerate(records(4))
-    ]
-    text = datasets.Value("string")
-    plain = datasets.Dataset.from_list(records(4)).features
-    described = datasets.Features(plain | {"path": datasets.Video(), "options": datasets.List(text)})
-    folder = save(tmp_path / "saved", rows, features=described)
-    with pytest.raises(ConfigError, match=r"holds media inside its rows \(path\)"):
-        read_records(folder)
-    root = tmp_path / "root"
-    root.mkdir()
-    arguments = ["--train", str(folder), "--media-root", str(root), "--out", str(tmp_path / "out")]
-    assert video_r1.main([*arguments, "--eval-share", "0"]) == 0
-    samples, _ = read_records(Path(f"{tmp_path}/out:train"))
-    assert [Path(resolve(sample.media[0], root)).read_bytes()[-1] for sample in samples] == [0, 1, 2, 3]
-
-
 def test_media_that_no_record_names_are_not_read(tmp_path: Path) -> None:
     """Previews beside the path of a record or in a row, of a kind that is not read, cost neither the row nor a file."""
     import datasets
@@ -210,3 +191,44 @@ def test_gsm8k_as_a_hub_has_it(tmp_path: Path) -> None:
         gsm8k.main(arguments)
     with pytest.raises(ConfigError, match=r"has the splits .*\. One of them is expected"):
         gsm8k.main(["--train", str(main), "--out", str(tmp_path / "other")])
+
+
+TEXTS = [
+    "Mind the gap.",
+    "a <b>bold</b> claim & <more>",
+    "&lt;i&gt; is written so",
+    "1984",
+    "WEBVTT",
+    "NOTE that",
+    "00:00:01.000 --> 00:00:02.000",
+    "we meet 10:30 -> 11:00",
+    "10: 30 → 11 :45",
+    "00:00:01,000 00:00:02,000",
+    "<v Roger>hello",
+]
+
+
+def test_a_file_holds_times_in_milliseconds_and_escaped_texts() -> None:
+    written = as_vtt([Cue(0.0, 1.5, "one\n two"), Cue(3661.0625, 3661.25, "a < b at 10:30")])
+    assert written == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\none two\n\n01:01:01.062 --> 01:01:01.250\na &lt; b at 10&#58;30\n"
+    )
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_text_is_read_back_as_it_is(text: str, tmp_path: Path) -> None:
+    path = MediaStore(tmp_path).write_subtitles(Subtitles((Cue(1.0, 2.0, text), Cue(2.0, 2.5, "end"))))
+    assert path is not None and path.startswith("unpacked/") and path.endswith(".vtt")
+    cues = read_subtitles(str(tmp_path / path), path, MediaSettings())
+    assert cues == (Cue(1.0, 2.0, text), Cue(2.0, 2.5, "end"))
+
+
+@pytest.mark.parametrize("texts", [(), ("", " \n ")])
+def test_empty_subtitles_write_no_file(texts: tuple[str, ...], tmp_path: Path) -> None:
+    subtitles = Subtitles(tuple(Cue(1.0, 2.0, text) for text in texts))
+    assert MediaStore(tmp_path).write_subtitles(subtitles) is None and not list(tmp_path.iterdir())
+
+
+def test_half_of_a_sign_does_not_keep_the_rest_from_being_written(tmp_path: Path) -> None:
+    path = MediaStore(tmp_path).write_subtitles(Subtitles((Cue(1.0, 2.0, "so \ud83d it ends"),)))
+    assert read_subtitles(str(tmp_path / str(path)), "it", MediaSettings()) == (Cue(1.0, 2.0, "so ? it ends"),)

@@ -1,18 +1,122 @@
-"""The embedded set: prepared once, the same every time, held-out orders only where they belong."""
+"""The embedded set: clips show what their records say; prepared once, the same every time, held-out orders apart."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
-from data_pipelines import embedded
-from data_pipelines.flashes import SEEN_ORDERS, UNSEEN_ORDERS, Clip, make_clips
+from data_pipelines import embedded, flashes
+from data_pipelines.flashes import (
+    ALL_ORDERS,
+    COLOURS,
+    POSITIONS,
+    SEEN_ORDERS,
+    UNSEEN_ORDERS,
+    Clip,
+    draw,
+    encode_mp4,
+    make_clips,
+)
 from vlm_pg.data.records import read_records
-from vlm_pg.errors import ConfigError
-from vlm_pg.types import Sample
+from vlm_pg.errors import ConfigError, SampleError
+from vlm_pg.media.loader import MediaLoader
+from vlm_pg.media.settings import MediaSettings
+from vlm_pg.types import MediaRef, Sample
+
+CONFIG = Path(__file__).parents[3] / "configs" / "embedded_task.yaml"
+
+
+def colours_shown(frames: np.ndarray) -> list[str]:
+    """The colour name of each frame: uint8 [8, 56, 56, 3], told from where the picture changes over time."""
+    changing = frames.astype(float).std(axis=0).mean(axis=-1)
+    shape = changing >= np.quantile(changing, 0.97)
+    names = list(flashes._RGB)
+    palette = np.array([flashes._RGB[name] for name in names], dtype=float)
+    means = [frame[shape].mean(axis=0) for frame in frames]
+    return [names[int(np.linalg.norm(palette - mean, axis=1).argmin())] for mean in means]
+
+
+def test_seen_and_unseen_orders_are_all_orders_and_share_none() -> None:
+    assert len(ALL_ORDERS) == 120 and len(UNSEEN_ORDERS) == 20 and len(SEEN_ORDERS) == 100
+    assert set(SEEN_ORDERS) | set(UNSEEN_ORDERS) == set(ALL_ORDERS)
+    assert not set(SEEN_ORDERS) & set(UNSEEN_ORDERS)
+
+
+@pytest.mark.parametrize("orders", [SEEN_ORDERS, UNSEEN_ORDERS])
+def test_no_colour_is_likelier_at_any_position(orders: tuple[flashes.Order, ...]) -> None:
+    for index in range(4):
+        counts = Counter(order[index] for order in orders)
+        assert set(counts.values()) == {len(orders) // len(COLOURS)}
+
+
+def test_the_set_of_colours_does_not_reveal_their_order() -> None:
+    for orders in (SEEN_ORDERS, UNSEEN_ORDERS):
+        first_given_set = Counter((frozenset(order), order[0]) for order in orders)
+        assert len(set(first_given_set.values())) == 1 and len(first_given_set) == 5 * 4
+
+
+def test_questions_are_right_and_balanced() -> None:
+    clips = make_clips(1600, SEEN_ORDERS, POSITIONS, (3, 1))
+    for clip in clips:
+        assert sorted(clip.options) == sorted(clip.order)
+        assert clip.options["ABCD".index(clip.answer)] == clip.order[POSITIONS.index(clip.position)]
+    for counts in (Counter(clip.answer for clip in clips), Counter(clip.position for clip in clips)):
+        assert len(counts) == 4 and min(counts.values()) > 320
+    assert len({clip.options for clip in clips}) == 120
+
+
+def test_a_small_set_uses_every_cell_once_before_any_twice() -> None:
+    orders = SEEN_ORDERS[:2]
+    clips = make_clips(64, orders, POSITIONS, (0, 0))
+    assert set(Counter((clip.order, clip.position, clip.answer) for clip in clips).values()) == {2}
+
+
+def test_equal_keys_give_equal_pixels_and_other_keys_do_not() -> None:
+    first, again = (make_clips(3, SEEN_ORDERS, POSITIONS, (0, 1)) for _ in range(2))
+    other = make_clips(3, SEEN_ORDERS, POSITIONS, (0, 2))
+    assert first == again and first != other
+    assert np.array_equal(draw(first[2]), draw(again[2]))
+    assert not np.array_equal(draw(first[2]), draw(other[2]))
+
+
+def test_each_colour_lasts_two_frames_in_the_stated_order() -> None:
+    for clip in make_clips(40, ALL_ORDERS, POSITIONS, (5, 0)):
+        assert colours_shown(draw(clip)) == [colour for colour in clip.order for _ in range(2)], clip
+
+
+def test_position_size_and_background_vary() -> None:
+    clips = make_clips(30, SEEN_ORDERS, POSITIONS, (6, 0))
+    centres, areas, backgrounds = set(), set(), set()
+    for clip in clips:
+        frames = draw(clip).astype(float)
+        shape = frames.std(axis=0).mean(axis=-1) > 25
+        rows, columns = np.nonzero(shape)
+        centres.add((int(rows.mean()), int(columns.mean())))
+        areas.add(int(shape.sum()) // 20)
+        backgrounds.add(int(frames[:, :2, :2].mean()) // 10)
+    assert len(centres) > 20 and len(areas) > 10 and len(backgrounds) > 6
+
+
+def test_all_frames_and_colours_survive_the_file_and_the_shipped_media_settings(tmp_path: Path) -> None:
+    settings = MediaSettings(**yaml.safe_load(CONFIG.read_text())["media"] | {"workers": 0})
+    clips = make_clips(12, ALL_ORDERS, POSITIONS, (7, 0))
+    refs = [MediaRef("video", f"{index}.mp4") for index in range(len(clips))]
+    for clip, ref in zip(clips, refs, strict=True):
+        encode_mp4(draw(clip), tmp_path / ref.path)
+    with MediaLoader(settings, tmp_path) as loader:
+        decoded = loader.load(refs)
+    for clip, media in zip(clips, decoded, strict=True):
+        assert not isinstance(media, SampleError), media
+        assert media.frames.shape == (8, 3, 56, 56)
+        assert media.frame_seconds == tuple(index / 2 for index in range(8)) and media.sampled_fps == 2.0
+        assert colours_shown(media.frames.transpose(0, 2, 3, 1)) == [colour for colour in clip.order for _ in range(2)]
+
 
 SMALL = ("--train", "24", "--eval", "8")
 NAMES = ("train", "eval_seen", "eval_unseen")
@@ -77,7 +181,7 @@ def test_other_arguments_need_overwrite_which_leaves_nothing_of_before(tmp_path:
     arguments = ["--out", str(tmp_path), "--eval", "2", "--train"]
     embedded.main([*arguments, "6"])
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"has \{'train': 6\}, asked for is \{'train': 4\}"):
+    with pytest.raises(ConfigError, match=r"has \{'train': 6\}, requested is \{'train': 4\}"):
         embedded.main([*arguments, "4"])
     embedded.main([*arguments, "4", "--overwrite"])
     assert len(list((tmp_path / "clips" / "train").iterdir())) == len(read(tmp_path, "train")) == 4
@@ -109,7 +213,7 @@ def test_a_clip_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr(embedded, "encode_mp4", fail)
+    monkeypatch.setattr(flashes, "encode_mp4", fail)
     clip = make_clips(1, SEEN_ORDERS, ("first",), (0, 0))[0]
     with pytest.raises(OSError, match="disk full"):
         embedded.write_clip(clip, tmp_path / "0.mp4")

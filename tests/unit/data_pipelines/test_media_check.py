@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from data_pipelines import video_r1
 from data_pipelines.engine import resume
 from data_pipelines.engine.media_check import media_settings
+from tests.support.pipeline_rows import write_lines
 from tests.support.tiny_media import mp4, write_media
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError, VlmPgError
@@ -25,11 +25,6 @@ def record(number: int, path: str | list[str], question: str = "", **changes: An
     one = {"problem_id": number, "problem": question or f"What is {number}?", "data_type": "video", "options": []}
     one |= {"problem_type": "numerical", "process": "", "solution": "<answer>7</answer>", "data_source": "made-up"}
     return one | {"path": path} | changes
-
-
-def write(path: Path, records: Sequence[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(one) + "\n" for one in records))
-    return str(path)
 
 
 def samples(out: Path, split: str) -> dict[str, Sample]:
@@ -81,13 +76,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record(11, "2.mp4", start=100, end=200),
         record(12, "picture.png", data_type="image"),
     ]
-    write(root / "train.jsonl", train)
-    write(root / "eval.jsonl", [record(20, "0.mp4"), record(21, "3.mp4")])
+    write_lines(root / "train.jsonl", train)
+    write_lines(root / "eval.jsonl", [record(20, "0.mp4"), record(21, "3.mp4")])
     return root
 
 
 def prepare(folder: Path, out: Path, *options: str) -> dict[str, Any]:
-    arguments = ["--train", str(folder / "train.jsonl"), "--eval", str(folder / "eval.jsonl"), "--workers", "2"]
+    arguments = ["--train", str(folder / "train.jsonl"), "--eval", str(folder / "eval.jsonl"), "--workers", "1"]
     assert video_r1.main([*arguments, "--media-root", str(folder / "media"), "--out", str(out), *options]) == 0
     report: dict[str, Any] = json.loads((out / "report.json").read_text())
     return report
@@ -96,13 +91,13 @@ def prepare(folder: Path, out: Path, *options: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def printed(folder: Path) -> str:
     """What is printed while ``folder / "whole"`` is written."""
-    said = io.StringIO()
-    with redirect_stdout(said):
+    output = io.StringIO()
+    with redirect_stdout(output):
         prepare(folder, folder / "whole")
-    return said.getvalue()
+    return output.getvalue()
 
 
-def test_what_a_first_look_shows(folder: Path, printed: str) -> None:
+def test_probing_refuses_unusable_media_and_finds_duplicates_by_content(folder: Path, printed: str) -> None:
     out = folder / "whole"
     report = json.loads((out / "report.json").read_text())
     assert set(samples(out, "train")) == {"1", "2", "3", "4", "8", "9", "12"}
@@ -119,8 +114,8 @@ def test_what_a_first_look_shows(folder: Path, printed: str) -> None:
     assert "Looking at media: 13 of 13" in printed  # two of 14 questions ask about one part of one file
     assert "another answer: one of them is wrong, for example 3 asks what 1 asks" in printed
     page = (out / "summary.html").read_text()
-    for told in ("Seconds of whole videos", "patches of 28", "data:image/jpeg", "Asked before", "corrupt_media"):
-        assert told in page, told
+    for text in ("Seconds of whole videos", "patches of 28", "data:image/jpeg", "Asked before", "corrupt_media"):
+        assert text in page, text
 
 
 def test_decoding_and_a_runs_settings_show_more(folder: Path, tmp_path: Path) -> None:
@@ -142,8 +137,8 @@ def test_frames_that_are_damaged_are_seen_by_decoding_alone(folder: Path, tmp_pa
 def test_media_that_are_fetched_after_a_refusal_count(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "media", tmp_path / "media")
     rows = [record(number, f"late-{number}.mp4") for number in range(30)]
-    write(tmp_path / "train.jsonl", rows)
-    write(tmp_path / "eval.jsonl", [record(99, "3.mp4")])
+    write_lines(tmp_path / "train.jsonl", rows)
+    write_lines(tmp_path / "eval.jsonl", [record(99, "3.mp4")])
     with pytest.raises(ConfigError, match=r"media of 30 of 31 questions are not there.*missing_media\.txt' lists them"):
         prepare(tmp_path, tmp_path / "out")
     assert len((tmp_path / "out" / "missing_media.txt").read_text().splitlines()) == 30
@@ -157,7 +152,7 @@ def test_media_that_are_fetched_after_a_refusal_count(folder: Path, tmp_path: Pa
     assert not (tmp_path / "out" / "missing_media.txt").exists()
 
 
-def test_a_full_disk_stops_cleanly_and_the_next_run_goes_on(
+def test_a_full_disk_stops_cleanly_and_the_next_run_resumes(
     folder: Path, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = resume.PRAGMAS
@@ -193,6 +188,6 @@ def test_settings_have_a_runs_names_and_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [["--decode"], ["--media", "fps=1"]])
-def test_no_look_and_how_to_look_exclude_each_other(folder: Path, options: list[str]) -> None:
+def test_skip_media_check_excludes_settings_of_the_check(folder: Path, options: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"--skip-media-check is given with --decode or --media.*Leave one out"):
         prepare(folder, folder / "never", "--skip-media-check", *options)
