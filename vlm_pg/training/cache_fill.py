@@ -301,7 +301,7 @@ def record_sets(config: RunConfig) -> Iterator[RecordSet]:
         path, protocol = data.eval[name], config.eval.protocol_of(name)
         samples = open_records(path)[0]
         if protocol is not None:
-            samples = config.eval.asked(name, samples)
+            samples = config.eval.reported_questions(name, samples)
         held = EvalSet(name, path, (), protocol=protocol)
         yield RecordSet(name, path, samples[: config.eval.limit], held=held)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from vlm_pg.errors import SampleError
-from vlm_pg.eval.batches import batches_of, most_visual_tokens
+from vlm_pg.eval.runner import batches_of, max_visual_tokens
 from vlm_pg.media.sampling import frames_within, visual_tokens
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef, Sample
@@ -50,19 +50,19 @@ def test_questions_follow_the_first_on_their_video_and_clips_of_a_file_each_othe
 
 def test_a_batch_has_media_of_so_many_tokens_each_counted_once() -> None:
     asked = [*on("a", 2), *on("b", 2), *on("c", 2), *on("d", 1)]
-    assert names(batches_of(asked, 32, ten, most_tokens=20)) == [["a0", "a1", "b0", "b1"], ["c0", "c1", "d0"]]
+    assert names(batches_of(asked, 32, ten, max_tokens=20)) == [["a0", "a1", "b0", "b1"], ["c0", "c1", "d0"]]
     # one medium beyond the bound is asked by itself
-    assert names(batches_of(asked, 32, ten, most_tokens=9)) == [["a0", "a1"], ["b0", "b1"], ["c0", "c1"], ["d0"]]
+    assert names(batches_of(asked, 32, ten, max_tokens=9)) == [["a0", "a1"], ["b0", "b1"], ["c0", "c1"], ["d0"]]
     # two media in one question
     pair = [sample("p", MediaRef("video", "a"), MediaRef("image", "i")), *on("b", 1)]
-    assert names(batches_of(pair, 32, ten, most_tokens=29)) == [["p"], ["b0"]]
-    assert names(batches_of(pair, 32, ten, most_tokens=30)) == [["p", "b0"]]
+    assert names(batches_of(pair, 32, ten, max_tokens=29)) == [["p"], ["b0"]]
+    assert names(batches_of(pair, 32, ten, max_tokens=30)) == [["p", "b0"]]
 
 
 def test_frames_that_are_not_shared_all_count() -> None:
     asked = [*on("a", 2), *on("b", 1)]
-    assert names(batches_of(asked, 32, ten, most_tokens=20, shares_media=False)) == [["a0", "a1"], ["b0"]]
-    assert names(batches_of(asked, 32, ten, most_tokens=19, shares_media=False)) == [["a0"], ["a1"], ["b0"]]
+    assert names(batches_of(asked, 32, ten, max_tokens=20, shares_media=False)) == [["a0", "a1"], ["b0"]]
+    assert names(batches_of(asked, 32, ten, max_tokens=19, shares_media=False)) == [["a0"], ["a1"], ["b0"]]
 
 
 def test_every_question_is_asked_once_whatever_the_limits() -> None:
@@ -92,14 +92,14 @@ def test_every_question_is_asked_once_whatever_the_limits() -> None:
 )
 def test_most_tokens_of_a_medium_by_its_settings(changes: dict[str, object], ref: MediaRef, expected: int) -> None:
     settings = MediaSettings(**changes)  # type: ignore[arg-type]
-    assert most_visual_tokens(ref, settings, 28) == expected
+    assert max_visual_tokens(ref, settings, 28) == expected
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_frames": 768, "max_pixels": 600 * 784}, {"video_tokens": 700}])
 def test_no_video_has_more_tokens_than_its_settings_allow(changes: dict[str, int]) -> None:
     """Sizes of real frames, from small to 4K, by the rule that chooses them (``media/sampling.py``)."""
     settings, chance = MediaSettings(**changes), random.Random(5)  # type: ignore[arg-type]
-    most, seen = most_visual_tokens(MediaRef("video", "a"), settings, 28), 0
+    most, seen = max_visual_tokens(MediaRef("video", "a"), settings, 28), 0
     for _ in range(300):
         stored = (chance.randint(64, 2160), chance.randint(64, 3840))
         count = 2 * chance.randint(settings.fewest_frames // 2, settings.most_frames // 2)

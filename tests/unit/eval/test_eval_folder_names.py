@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.runs import write_config
 from vlm_pg.config import load_config
-from vlm_pg.eval.compare import comparison_lines
-from vlm_pg.eval.main import _folder
+from vlm_pg.eval.figure_lines import comparison_lines
+from vlm_pg.eval.main import result_folder
 
 SUITE = {"data": {"eval": {"a": "a.jsonl"}}, "eval": {"protocols": {"a": "video_mme/official"}}}
 
@@ -17,7 +17,7 @@ SUITE = {"data": {"eval": {"a": "a.jsonl"}}, "eval": {"protocols": {"a": "video_
 def folder_of(tmp_path: Path, checkpoint: str, run: dict[str, str], **sections: object) -> str:
     base = {"model": {"path": "m"}, "training": {"steps": 1}}
     path = write_config(tmp_path / "suite.yaml", base | SUITE | sections | {"run": run})
-    return str(_folder(load_config(path), Path(checkpoint)))
+    return str(result_folder(load_config(path), Path(checkpoint)))
 
 
 @pytest.fixture(autouse=True)

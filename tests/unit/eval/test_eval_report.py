@@ -17,7 +17,7 @@ from tests.support.eval_results import data_uri, output, picture, question, writ
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.report import write_eval_report
 from vlm_pg.eval.report.embed import Room, flags_of, marks_of, outcome_of, pieces
-from vlm_pg.eval.report.page import paired_difference
+from vlm_pg.eval.report.page import comparison_rows
 from vlm_pg.eval.report.results import Mark
 
 HOSTILE = '</script><script>alert(1)</script><img src="https://evil.example/x.png" onerror=alert(2)>\x1b[2J\u202e\u2028'
@@ -312,9 +312,11 @@ def test_paired_difference_and_its_clustered_error() -> None:
     """d = (1, 0, -1, 1) with mean 1/4; clusters v: 1 + 0 - 2/4 = 1/2 and w: -1 + 1 - 2/4 = -1/2; sqrt(2 * 1/2) / 4."""
     ours = [Mark(1.0, "v"), Mark(0.0, "v"), Mark(0.0, "w"), Mark(1.0, "w"), Mark(None, "w")]
     theirs = [Mark(0.0, "v"), Mark(0.0, "v"), Mark(1.0, "w"), Mark(0.0, "w"), Mark(1.0, "w")]
-    found = paired_difference(list(zip(ours, theirs)))
-    assert found == {"n": 4, "difference": 0.25, "error": pytest.approx(0.25), "higher": 2, "lower": 1}
-    assert paired_difference([(Mark(None, "v"), Mark(1.0, "v"))]) is None
+    marks = [{"seen": {str(number): mark for number, mark in enumerate(each)}} for each in (ours, theirs)]
+    assert comparison_rows(marks[0], [("other", marks[1])]) == [
+        ["seen", "other", "4", "+25.0 points", "25.0", "2", "1"]
+    ]
+    assert comparison_rows({"seen": {"1": Mark(None, "v")}}, [("other", {"seen": {"1": Mark(1.0, "v")}})]) == []
 
 
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:

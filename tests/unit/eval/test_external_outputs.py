@@ -10,8 +10,7 @@ import pytest
 
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.eval.contracts import Answered, Output, Reading
-from vlm_pg.eval.external_outputs import read_outputs, score_outputs
-from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
+from vlm_pg.eval.external_outputs import read_outputs, record_indices, score_outputs, write_lmms_samples
 from vlm_pg.types import AnswerKind, MediaRef, Sample
 
 
@@ -133,13 +132,13 @@ def test_targets_with_numbers_are_compared_as_numbers(tmp_path: Path, gold: str,
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([lmms(3, "A", "A")], r"doc_id 3 is no place in the set of 3 questions"),
+        ([lmms(3, "A", "A")], r"doc_id 3 is no index in the set of 3 questions"),
         (
             [lmms(0, "A", "A"), lmms(0, "A", "A")],
             r"s.jsonl:2: question 'q1' is there twice. A task with several filters",
         ),
         ([lmms(0, "A")], r"s.jsonl:1: resps and filtered_resps hold no texts"),
-        ([lmms(0, "A", "A"), {"id": "q2", "output": "B"}], r"s.jsonl:2: doc_id None is no place"),
+        ([lmms(0, "A", "A"), {"id": "q2", "output": "B"}], r"s.jsonl:2: doc_id None is no index"),
     ],
 )
 def test_damaged_samples_are_refused_with_their_line(tmp_path: Path, lines: list[Any], message: str) -> None:
@@ -154,8 +153,7 @@ def test_scoring_keeps_every_question_and_names_what_does_not_fit() -> None:
     assert answered[0].outputs[0] == Output("A", Reading("A", 1.0))
     assert answered[2].outputs == () and answered[2].fault == ("no_output", "no output was given for this question")
     assert figures.headline.value == 0.25 and figures.headline.n == 2
-    counts = figures.measures.counts
-    assert (counts.n_no_output, counts.n_bad_media, counts.n_unparsed) == (1, 0, 1)
+    assert [figures.measures[f"n_{cause}"] for cause in ("no_output", "bad_media", "unparsed")] == [1, 0, 1]
     assert figures.notes == (
         "1 of 3 questions have no output: 'q3'.",
         "1 of 3 ids of outputs belong to no question: 'other'.",
@@ -205,7 +203,7 @@ def test_places_count_all_records_of_the_set(tmp_path: Path) -> None:
     whole = {"problem": "1 + 1?", "data_type": "text", "problem_type": "numerical", "solution": "<answer>2</answer>"}
     records = [{"problem_id": "bad"}, whole | {"problem_id": "not asked"}, whole | {"problem_id": "q1"}]
     path = written(tmp_path / "set.jsonl", *records)
-    places = record_places(path)
+    places = record_indices(path)
     assert places == {"not asked": 1, "q1": 2}
     asked = Answered.of(sample("q1", "2", "numerical"), (Output("2", Reading("2", 1.0)),))
     write_lmms_samples(tmp_path / "s.jsonl", [asked], places)

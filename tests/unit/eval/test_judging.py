@@ -20,8 +20,8 @@ from vlm_pg.eval.answer_files import AnswerFiles
 from vlm_pg.eval.contracts import Answered, Judged
 from vlm_pg.eval.judging.forms import OutOfForm, TooLong, judge_question, question_about, read_reply
 from vlm_pg.eval.judging.judge import judge_of_arguments
-from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.score_command import Scoring, score
+from vlm_pg.eval.settings import EvalJudgeSettings
 
 MOST = 1000
 CODE = re.compile(r"\n(J[0-9A-F]{12}): ")
@@ -440,4 +440,4 @@ def test_an_evaluation_that_goes_on_without_its_judge_shows_no_decisions(tmp_pat
     row["outputs"][0]["judged"] = asdict(Judged("option", True, "B", 1.0))
     files = AnswerFiles(tmp_path, rank=0)
     files.complete("s", [row])
-    assert files.kept("s") == {"1": json.loads(json.dumps(asked.to_row()))}
+    assert files.finished_rows("s") == {"1": json.loads(json.dumps(asked.to_row()))}

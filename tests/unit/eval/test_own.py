@@ -8,11 +8,10 @@ import pytest
 
 from vlm_pg.answers.whole import WholeReader
 from vlm_pg.errors import ConfigError
-from vlm_pg.eval.aggregation import aggregate, find_aggregation
+from vlm_pg.eval.aggregation import aggregate
 from vlm_pg.eval.contracts import Answered, Output, Reading
-from vlm_pg.eval.own import own_aggregation, own_reader, own_sources
 from vlm_pg.eval.protocols.protocol import Protocol
-from vlm_pg.eval.readers import reader_name, reader_of
+from vlm_pg.eval.readers import own_aggregation, own_reader, own_sources, reader_name, reader_of
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import Sample
 
@@ -128,13 +127,13 @@ def test_what_is_no_table_ends_the_evaluation(file: Path, name: str) -> None:
 
 def test_names_without_a_path_are_those_of_the_package() -> None:
     with pytest.raises(ConfigError, match=r"no aggregation 'nextq'. Did you mean 'nextqa'.*path/to/file.py:function"):
-        find_aggregation("nextq")
+        aggregate("nextq", [])
 
 
 def test_another_text_of_the_file_is_another_source(file: Path) -> None:
     name = f"{file}:last_line"
     before = own_sources(["ours", name])
     assert list(before) == [name] and len(before[name]) == 64
-    assert list(own_sources(["vlm_pg.eval.own:own_reader"])) == ["vlm_pg.eval.own:own_reader"]
+    assert list(own_sources(["vlm_pg.eval.readers:own_reader"])) == ["vlm_pg.eval.readers:own_reader"]
     file.write_text(f"{CODE}\n# changed\n")
     assert own_sources([name]) != before

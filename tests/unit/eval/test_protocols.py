@@ -68,15 +68,15 @@ def test_an_answer_that_mvbench_begins_is_read_from_the_bracket_on() -> None:
 def test_video_r1_shows_mvbench_whole_videos_where_others_show_clips() -> None:
     media = (MediaRef("video", "1.mp4", start=2.0, end=5.5, subtitles="1.srt"), MediaRef("image", "2.png"))
     of_a_clip = replace(choice(), media=media)
-    whole = load_protocol("mvbench/video_r1").as_asked(of_a_clip)
+    whole = load_protocol("mvbench/video_r1").with_shown_media(of_a_clip)
     assert whole.media == (MediaRef("video", "1.mp4", subtitles="1.srt"), MediaRef("image", "2.png"))
     assert replace(whole, media=media) == of_a_clip
     not_cut = choice()
-    assert load_protocol("mvbench/video_r1").as_asked(not_cut) is not_cut
+    assert load_protocol("mvbench/video_r1").with_shown_media(not_cut) is not_cut
     assert {name for name in protocol_names() if not load_protocol(name).clips} == {
         f"mvbench/video_r1{frames}" for frames in ("", "_32", "_64")
     }
-    assert load_protocol("mvbench/official").as_asked(of_a_clip) is of_a_clip
+    assert load_protocol("mvbench/official").with_shown_media(of_a_clip) is of_a_clip
 
 
 def test_frames_and_sampling_are_the_published_ones() -> None:
@@ -196,8 +196,8 @@ def test_a_published_presence_penalty_is_applied_and_that_of_the_configuration_i
 
 def test_a_question_that_a_protocol_does_not_report_is_not_asked() -> None:
     protocol, yes_no = load_protocol("tempcompass/video_r1"), asked("yes_no", "Is it fast?", task="yes_no")
-    assert protocol.asks(choice(task="multi-choice"))
-    assert not protocol.asks(yes_no)
+    assert protocol.includes(choice(task="multi-choice"))
+    assert not protocol.includes(yes_no)
     with pytest.raises(SampleError, match=r"has no template for task 'yes_no'. It has multi-choice.") as caught:
         words(protocol, yes_no, (), ())
     assert caught.value.reason == "not_asked"
@@ -259,9 +259,9 @@ def test_a_protocol_of_ones_own_may_begin_with_a_bundled_one(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "change,message",
     [
-        ('templates: {"*": "{qestion}"}', r"place \{qestion\}.*Did you mean \{question\}"),
-        ('templates: {"*": "{whatever}"}', r"Places are \{question\}, \{options\}, \{subtitles\} and \{details.KEY\}"),
-        ('templates: {"*": "{details.}"}', r"place \{details.\}"),
+        ('templates: {"*": "{qestion}"}', r"placeholder \{qestion\}.*Did you mean \{question\}"),
+        ('templates: {"*": "{whatever}"}', r"Placeholders are \{question\}, .* and \{details.KEY\}"),
+        ('templates: {"*": "{details.}"}', r"placeholder \{details.\}"),
         ('templates: {"*": "a { b"}', r"lone '\{'"),
         ('templates: {"*": "[[{options}"}', r"'\[\[' is not ended"),
         ('templates: {"*": "{options}]]"}', r"'\]\]' ends nothing"),
