@@ -95,7 +95,7 @@ def test_a_checkpoint_of_another_family(
     assert not list((tmp_path / "runs").glob("*/answers_*"))
 
 
-def test_a_result_of_another_protocol_is_not_gone_on_with(
+def test_a_result_of_another_protocol_is_not_resumed(
     nextqa: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = str(config_of(tmp_path, nextqa, protocol(tmp_path, 2)))
@@ -114,7 +114,9 @@ def test_a_result_of_another_protocol_is_not_gone_on_with(
     assert "protocols.mine.max_new_tokens: 2 then, 3 now" in said
     assert "Repeat it as it was, or set eval.resume=never, which moves it aside." in said
     assert (out / "answers_mine.jsonl").read_bytes() == answers
-    # And where a finished one is compared, the difference is said.
+    assert main([*other, "eval.resume=never"]) == 0
+    assert "moved it to" in capsys.readouterr().out
+    # And where a finished one is compared, the difference is shown.
     assert main(["eval", "--config", config]) == 0
     result = out / "result.json"
     capsys.readouterr()

@@ -86,13 +86,6 @@ def test_a_protocol_without_clips_shows_whole_videos(folder: Path) -> None:
     assert shown == [[0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5], [0.0, 0.5], [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]]
 
 
-@pytest.mark.matrix
-def test_the_published_rule_reads_the_same_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "--config", str(folder / "run.yaml"), "eval.reader=published"]) == 0
-    result = result_in(folder / "runs" / "eval-tiny-qwen2_5-vl")
-    assert result["sets"]["seen"]["reader"] == "video_mme/lmms"
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -100,13 +93,16 @@ def test_the_published_rule_reads_the_same_answers(folder: Path, capsys: pytest.
         ("eval.protocols={seen: vsi_bench/official}", "question_type"),
         ("eval.protocols={seen: charades_sta/lmms}", "asks none of the 6 questions"),
         ("eval.protocols={sen: video_mme/official}", "eval.protocols names 'sen', which is not an evaluation set"),
+        ("data.eval={'a b': {seen}, a_b: {seen}}", "The answers of 'a b', 'a_b' would have one file"),
     ],
 )
 def test_protocols_that_do_not_fit_are_refused_before_anything_is_asked(
     folder: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["eval", "--config", str(folder / "run.yaml"), override]) == 2
-    assert message in capsys.readouterr().err
+    records = str(folder / "clips" / "eval_seen.jsonl")
+    others = ["eval.protocols={}"] if override.startswith("data") else []
+    assert main(["eval", "--config", str(folder / "run.yaml"), override.replace("{seen}", records), *others]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_outputs_made_elsewhere_are_scored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,25 +97,12 @@ def write_task(folder: Path, clips: Path) -> None:
 def lmms_eval(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Its lines of samples and its results. Of an error it tells, and exits with 0."""
     out = folder / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "lmms_eval",
-        "--model",
-        "vlm_pg",
-        "--tasks",
-        "flashes",
-        "--include_path",
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "lmms_eval", "--model", "vlm_pg", "--tasks", "flashes"]
+    command += ["--include_path", str(folder)]
     command += ["--model_args", f"pretrained={MODEL},device=cpu,media.workers=0"]
     command += ["--log_samples", "--output_path", str(out), "--reasoning_tags", "none"]
-    values = {
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(folder / "hf"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    values = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    values["CUDA_VISIBLE_DEVICES"] = ""
     environment = os.environ | values | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

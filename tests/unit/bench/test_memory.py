@@ -103,7 +103,7 @@ class Hanging:
         hang(spec["file"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.matrix), signal.SIGKILL])
 def test_a_worker_ends_with_the_process_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
     path = tmp_path / "pid"
     command = [sys.executable, "-c", f"import sys\n{WORKER}", str(path)]

@@ -31,11 +31,9 @@ BYTES: list[tuple[str, Callable[..., Any], list[tuple[int, ...]], int, int]] = [
     ("memory that is reserved", lambda x: torch.empty_like(x), [(4, 6)], 0, 0),
     ("two read, one written", lambda x, y: x * y, [(4, 6), (4, 6)], 3 * 96, 1),
     ("a row for all rows is read once", lambda x, y: x + y.expand(4, 6), [(4, 6), (6,)], 2 * 96 + 24, 1),
-    ("in place reads and writes", lambda x, y: x.mul_(y), [(4, 6), (4, 6)], 3 * 96, 1),
     ("a cast", lambda x: x.to(torch.bfloat16), [(4, 6)], 96 + 48, 1),
     ("a copy writes and reads its source", lambda x, y: x.copy_(y), [(4, 6), (4, 6)], 2 * 96, 1),
     ("a fill writes", lambda x: x.zero_(), [(4, 6)], 96, 1),
-    ("random numbers are written", lambda x: x.uniform_(), [(4, 6)], 96, 1),
     ("joined", lambda x, y: torch.cat([x, y]), [(4, 6), (2, 6)], 2 * (96 + 48), 1),
     ("a sum", lambda x: x.sum(0), [(4, 6)], 96 + 24, 1),
     ("two results", lambda x: x.max(0), [(4, 6)], 96 + 24 + 48, 1),
@@ -103,7 +101,6 @@ def test_autocast_casts_are_counted() -> None:
 
 OPERATIONS: list[tuple[str, Callable[..., Any], list[tuple[int, ...]], int]] = [
     ("product", lambda x, y: x @ y, [(4, 6), (6, 2)], 2 * 4 * 6 * 2),
-    ("products", lambda x, y: x @ y, [(3, 4, 6), (3, 6, 2)], 3 * 2 * 4 * 6 * 2),
     ("with a bias", lambda x, w, b: F.linear(x, w, b), [(4, 6), (2, 6), (2,)], 2 * 4 * 6 * 2),
     ("with a vector", lambda x, y: x @ y, [(4, 6), (6,)], 2 * 4 * 6),
     # A tower's patches: 5 of 3 x 2 x 4 x 4 numbers, to 7.

@@ -17,9 +17,6 @@ def outputs_of(path: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [(question, output) for question in questions(path) for output in question["outputs"]]
 
 
-EVERY = [pair for path in TABLES for pair in outputs_of(path)]
-
-
 def mean_relative_accuracy(gold: str, read: str, strict: bool) -> float:
     error = abs(Fraction(read) - Fraction(gold)) / abs(Fraction(gold))
     limits = [1 - Fraction(50 + 5 * step, 100) for step in range(10)]
@@ -31,16 +28,11 @@ def overlap(one: list[float], other: list[float]) -> float:
     return both / (max(one[1], other[1]) - min(one[0], other[0]))
 
 
-def test_there_are_enough_and_most_have_no_tags() -> None:
-    assert len(TABLES) == 16
-    assert len(EVERY) >= 600
-    bare = [output for _, output in EVERY if not any(mark in output["text"] for mark in ("answer>", "\\boxed"))]
-    assert len(bare) >= len(EVERY) / 2
-
-
-def test_ids_name_one_output_each() -> None:
-    ids = [output["id"] for _, output in EVERY]
-    assert len(set(ids)) == len(ids)
+def test_outputs_are_many_mostly_without_tags_and_have_ids_of_their_own() -> None:
+    outputs = [output for path in TABLES for _, output in outputs_of(path)]
+    bare = [one for one in outputs if not any(mark in one["text"] for mark in ("answer>", "\\boxed"))]
+    assert len(TABLES) == 16 and len(outputs) >= 600 and len(bare) >= len(outputs) / 2
+    assert len({one["id"] for one in outputs}) == len(outputs)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from scripts.bench.gpu_check.run import descendants, run_limited
 
 # Starts a child in a session of its own and one in its own group, names both, and sleeps.
@@ -41,14 +39,9 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_exit_code_and_output(tmp_path: Path) -> None:
-    assert run(tmp_path, "print('to the log'); import sys; print('this too', file=sys.stderr); sys.exit(3)") == (
-        3,
-        "to the log\nthis too\n",
-    )
-
-
-def test_a_signal_is_told(tmp_path: Path) -> None:
+def test_exit_codes_signals_and_output(tmp_path: Path) -> None:
+    code = "print('to the log'); import sys; print('this too', file=sys.stderr); sys.exit(3)"
+    assert run(tmp_path, code) == (3, "to the log\nthis too\n")
     assert run(tmp_path, "import os; os.kill(os.getpid(), 11)")[0] == -11
 
 
@@ -85,8 +78,3 @@ def test_descendants_are_found_through_generations(tmp_path: Path) -> None:
         assert set(children) < set(descendants(os.getpid()))
         for pid in (*children, parent.pid):
             os.kill(pid, 9)
-
-
-def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="no-such-program"):
-        run_limited(["no-such-program"], tmp_path / "log", 5, os.environ, tmp_path)
