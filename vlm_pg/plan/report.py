@@ -26,9 +26,10 @@ def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
     plan = plan_to_fit(shape, setup, gpu_gib)
     lines = [*_heading(shape, setup), *_table(plan), ""]
     lines.append(verdict(shape, setup, gpu_gib))
-    prefix, budget = largest_prefix(shape, setup, gpu_gib), largest_budget(shape, setup, gpu_gib)
-    lines.append(f"largest prompt that fits: {_tokens(prefix)} (with a budget of it and one response)")
-    lines.append(f"largest training.micro_batch_tokens that fits: {_tokens(budget)} (with prompts of {setup.prefix:,})")
+    most = (largest_prefix(shape, setup, gpu_gib), largest_budget(shape, setup, gpu_gib))
+    prefix, budget = (f"{count:,} tokens" if count else "none" for count in most)
+    lines.append(f"largest prompt that fits: {prefix} (with a budget of it and one response)")
+    lines.append(f"largest training.micro_batch_tokens that fits: {budget} (with prompts of {setup.prefix:,})")
     if setup.sequence_parallel > 1:
         sent = sequence_parallel_bytes(
             shape.language, setup.stream, setup.sequence_parallel, setup.element, setup.checkpointing
@@ -142,7 +143,3 @@ def size_text(num_bytes: float, digits: int = 1) -> str:
         if num_bytes >= size / 10**digits:
             return f"{num_bytes / size:,.{digits}f} {unit}"
     return f"{num_bytes / 1024:,.{digits}f} KiB"
-
-
-def _tokens(count: int) -> str:
-    return f"{count:,} tokens" if count else "none"

@@ -17,7 +17,7 @@ from tests.support.processes import ROOT
 from tests.support.runs import write_config
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.memory import GIB
-from vlm_pg.plan.command import model_shape, sequence_ranks
+from vlm_pg.plan.command import model_shape
 from vlm_pg.plan.memory import plan_to_fit
 from vlm_pg.plan.report import verdict, verdict_lines
 from vlm_pg.plan.search import Option, first_remedy, levers, shorter_prompts
@@ -66,7 +66,7 @@ def planned(config: RunConfig, ranks: int = RANKS) -> tuple[ModelShape, Setup]:
     # Of one model, a shape depends on the adapter alone.
     key = f"{config.model.path} {config.model.lora}"
     shape = SHAPES[key] = SHAPES.get(key) or model_shape(config)
-    return shape, setup_of(config, shape, ranks, sequence_ranks(config))
+    return shape, setup_of(config, shape, ranks)
 
 
 def applied(setup: Setup, option: Option) -> Setup:
