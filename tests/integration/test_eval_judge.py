@@ -11,8 +11,7 @@ import pytest
 
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.judge_server import FakeServer
-from tests.support.processes import ROOT
-from tests.support.runs import read_lines, write_config
+from tests.support.runs import eval_config, read_lines
 from vlm_pg.cli import main
 
 pytestmark = pytest.mark.matrix
@@ -33,18 +32,14 @@ def test_an_evaluation_with_a_judge_is_repeated_with_its_decisions(
     prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "4", "--eval", "6"])
     records = tmp_path / "clips" / "eval_seen.jsonl"
     judge = {"url": server.url, "concurrency": 1, "model": "m"}
-    sections = {
-        "run": {"dir": str(tmp_path / "runs" / "unused")},
-        "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl")},
-        "data": {"eval": {"seen": str(records)}},
-        "media": {"workers": 0},
+    path = eval_config(
+        tmp_path,
+        {"seen": records},
         # Many tokens end an answer, so that few are cut off, about which a judge is not asked.
-        "rollout": {"max_new_tokens": 200, "stop_token_ids": list(range(0, 400, 20))},
-        "training": {"steps": 1, "torch_threads": 1},
-        "eval": {"num_generations": 4, "temperature": 1.0, "judge": judge},
-        "observe": {"trackers": [], "report": False},
-    }
-    config = ["eval", "--config", str(write_config(tmp_path / "run.yaml", sections))]
+        rollout={"max_new_tokens": 200, "stop_token_ids": list(range(0, 400, 20))},
+        eval={"num_generations": 4, "temperature": 1.0, "judge": judge},
+    )
+    config = ["eval", "--config", str(path)]
     server.reply = lambda message: f"{CODE.search(message)[1]}: B"  # type: ignore[index]
     assert main(config) == 0
     [folder] = (tmp_path / "runs").glob("eval-*")

@@ -9,7 +9,7 @@ import pytest
 
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.processes import ROOT
-from tests.support.runs import read_lines, write_config
+from tests.support.runs import eval_config, read_lines, write_config
 from vlm_pg.cli import main
 
 MODEL = str(ROOT / "assets/tiny-qwen2_5-vl")
@@ -23,18 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # Small clips in few tokens; the details that Video-MME's figures are made by are not theirs.
     own = {"base": "video_mme/lmms", "source": "made up", "aggregation": "mean", "max_new_tokens": 6}
     write_config(path / "own.yaml", own | {"media": {"min_frames": 4, "max_frames": 16}})
-    write_config(
-        path / "run.yaml",
-        {
-            "run": {"dir": str(path / "runs" / "unused")},
-            "model": {"path": MODEL},
-            "data": {"eval": {"seen": str(path / "clips" / "eval_seen.jsonl")}},
-            "media": {"workers": 0},
-            "training": {"steps": 1, "torch_threads": 1},
-            "eval": {"protocols": {"seen": str(path / "own.yaml")}, "controls": ["frames_shuffled"]},
-            "observe": {"trackers": [], "report": False},
-        },
-    )
+    protocols = {"protocols": {"seen": str(path / "own.yaml")}, "controls": ["frames_shuffled"]}
+    eval_config(path, {"seen": path / "clips" / "eval_seen.jsonl"}, eval=protocols)
     return path
 
 

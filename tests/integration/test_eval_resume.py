@@ -13,7 +13,7 @@ import pytest
 
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.processes import ROOT, ModuleProcess, launch_ranks, start_ranks
-from tests.support.runs import read_lines, run_cli, write_config
+from tests.support.runs import eval_config, read_lines, run_cli
 from vlm_pg.cli import main
 
 QUESTIONS, PER_BATCH = 64, 4
@@ -29,18 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "clips" / "broken.mp4").write_bytes(b"no video")
     records[37] = records[37] | {"path": "broken.mp4"}
     (path / "clips" / "one_broken.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    write_config(
-        path / "run.yaml",
-        {
-            "run": {"dir": str(path / "runs" / "whole" / "unused")},
-            "model": {"path": MODEL},
-            "data": {"eval": {"seen": str(path / "clips" / "eval_seen.jsonl")}},
-            "media": {"workers": 0},
-            "rollout": {"max_new_tokens": 6, "max_batch_rollouts": 2 * PER_BATCH},
-            "training": {"steps": 1, "torch_threads": 1},
-            "eval": {"num_generations": 2, "temperature": 1.0, "thumbnails": 2},
-            "observe": {"trackers": [], "report": False},
-        },
+    eval_config(
+        path,
+        {"seen": path / "clips" / "eval_seen.jsonl"},
+        run={"dir": str(path / "runs" / "whole" / "unused")},
+        rollout={"max_new_tokens": 6, "max_batch_rollouts": 2 * PER_BATCH},
+        eval={"num_generations": 2, "temperature": 1.0, "thumbnails": 2},
     )
     return path
 

@@ -14,7 +14,7 @@ import pytest
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.odd_server import Reply
 from tests.support.processes import ROOT
-from tests.support.runs import read_lines, write_config
+from tests.support.runs import eval_config, read_lines, write_config
 from tests.support.tiny_server import TinyServer
 from vlm_pg.cli import main
 from vlm_pg.prompts.prompt_source import PromptSource
@@ -35,7 +35,7 @@ def shared() -> Iterator[TinyServer]:
 def server(shared: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
     monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    shared.asked.clear()
+    shared.bodies.clear()
     yield shared
     shared.next_reply = lambda number: None
     shared.schema = None
@@ -58,18 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     write_config(path / "own.yaml", own)
     records = str(path / "clips" / "eval_seen.jsonl")
-    write_config(
-        path / "run.yaml",
-        {
-            "run": {"dir": str(path / "runs" / "unused")},
-            "model": {"path": str(MODEL)},
-            "data": {"eval": {"plain": records, "protocol": records}},
-            "media": {"workers": 0},
-            "rollout": {"max_new_tokens": 7, "max_batch_rollouts": 4},
-            "training": {"steps": 1, "torch_threads": 1},
-            "eval": {"protocols": {"protocol": str(path / "own.yaml")}, "thumbnails": 0},
-            "observe": {"trackers": [], "report": False},
-        },
+    eval_config(
+        path,
+        {"plain": records, "protocol": records},
+        rollout={"max_new_tokens": 7, "max_batch_rollouts": 4},
+        eval={"protocols": {"protocol": str(path / "own.yaml")}, "thumbnails": 0},
     )
     return path
 
@@ -110,16 +103,16 @@ def in_process(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path, shared: TinyServer) -> tuple[Path, list[dict[str, Any]]]:
-    shared.asked.clear()
+    shared.bodies.clear()
     assert evaluate(folder, "served", *by(shared)) == 0
-    return folder / "served" / f"{NAME}-server", list(shared.asked)
+    return folder / "served" / f"{NAME}-server", list(shared.bodies)
 
 
 def test_a_server_with_the_same_weights_gives_the_same_answers(
     in_process: Path, served: tuple[Path, list[dict[str, Any]]]
 ) -> None:
-    out, asked = served
-    assert len(asked) == 2 * QUESTIONS
+    out, requests = served
+    assert len(requests) == 2 * QUESTIONS
     for name in ("plain", "protocol"):
         assert answers(out, name) == answers(in_process, name)
     assert result_of(out)["sets"] == result_of(in_process)["sets"]
@@ -130,8 +123,8 @@ def test_a_server_with_the_same_weights_gives_the_same_answers(
 def test_the_protocols_words_and_sampling_are_what_is_sent(
     folder: Path, served: tuple[Path, list[dict[str, Any]]]
 ) -> None:
-    _, asked = served
-    own = [body for body in asked if body.get("continue_final_message")]
+    _, requests = served
+    own = [body for body in requests if body.get("continue_final_message")]
     assert len(own) == QUESTIONS
     questions = {record["problem"] for record in read_lines(folder / "clips" / "eval_seen.jsonl")}
     for body in own:
@@ -151,7 +144,7 @@ def test_the_protocols_words_and_sampling_are_what_is_sent(
             "add_generation_prompt",
         )
         assert [body[key] for key in fields] == [0.0, 9, 1.5, 1.0, -1, False]
-    others = [body for body in asked if not body.get("continue_final_message")]
+    others = [body for body in requests if not body.get("continue_final_message")]
     assert {(body["max_tokens"], body["presence_penalty"]) for body in others} == {(7, 0.0)}
 
 
@@ -180,12 +173,12 @@ def test_a_question_without_a_usable_answer_is_a_fault_and_not_a_zero(folder: Pa
 
     def unfit(reply: Reply) -> None:
         words = reply.asked["messages"][-1]["content"][-1]["text"]
-        if broken["problem"] in words and all(option in words for option in broken["options"]) and _is_asked(reply):
+        if broken["problem"] in words and all(option in words for option in broken["options"]) and _is_chosen(reply):
             reply.value["choices"][0]["message"]["content"] = None
 
     chosen: list[str] = []
 
-    def _is_asked(reply: Reply) -> bool:
+    def _is_chosen(reply: Reply) -> bool:
         """The first question that comes with these words, whenever it comes."""
         video = reply.asked["messages"][-1]["content"][0]["video_url"]["url"]
         chosen[:] = chosen or [video]
@@ -209,7 +202,7 @@ def test_a_video_that_the_server_would_read_at_other_times_is_a_fault(
     assert evaluate(folder, "rate", *by(server), "eval.sets=[plain]", "media.fps=1.0", "media.min_frames=2") == 2
     assert "No question of plain could be scored" in capsys.readouterr().err
     rows = answers(folder / "rate" / f"{NAME}-server", "plain")
-    assert {row["fault"][0] for row in rows} == {"video_for_server"} and not server.asked
+    assert {row["fault"][0] for row in rows} == {"video_for_server"} and not server.bodies
 
 
 @pytest.mark.matrix
@@ -230,7 +223,7 @@ def test_an_evaluation_whose_server_fails_resumes_at_a_server_that_has_moved(
         moved.stop()
     said = capsys.readouterr().out
     assert "going on: " in said and f"url: {server.url} then, {moved.url} now" in said
-    assert len(moved.asked) < 2 * QUESTIONS
+    assert len(moved.bodies) < 2 * QUESTIONS
     out = folder / "failed" / f"{NAME}-server"
     for name in ("plain", "protocol"):
         assert answers(out, name) == answers(served[0], name)
@@ -274,7 +267,7 @@ def test_what_a_server_cannot_be_asked_is_refused_before_anything_is(
     server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
     assert evaluate(folder, f"refused-{sets}", *by(server), f"eval.sets=[{sets}]") == 2
     assert message in capsys.readouterr().err
-    assert not server.asked and not list(folder.glob(f"refused-{sets}/*/answers_*"))
+    assert not server.bodies and not list(folder.glob(f"refused-{sets}/*/answers_*"))
 
 
 def test_an_adapter_for_transformers_serve_and_an_absent_server_are_refused(
@@ -301,7 +294,7 @@ def test_no_weights_are_loaded_and_a_model_named_by_the_key_is_recorded_without_
     monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.setattr(server, "models", {"data": [{"id": f"m-{key}", "owned_by": "vllm"}]})
     assert evaluate(folder, "key", *by(server), "eval.limit=1", "eval.sets=[plain]") == 0
-    assert {body["model"] for body in server.asked} == {f"m-{key}"}
+    assert {body["model"] for body in server.bodies} == {f"m-{key}"}
     said = capsys.readouterr()
     assert "answers of 'm-[key]'" in said.out and "which weights that server was started with is" in said.out
     assert key not in said.out + said.err

@@ -17,7 +17,7 @@ import pytest
 
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.processes import ROOT
-from tests.support.runs import read_lines, run_cli, write_config
+from tests.support.runs import eval_config, read_lines, run_cli
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.prompts.builder import question_words
@@ -115,19 +115,8 @@ def lmms_eval(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def test_answers_are_those_of_our_own_evaluation(tmp_path: Path, clips: Path):
     write_task(tmp_path / "task", clips)
     lines, results = lmms_eval(tmp_path / "task")
-    config = tmp_path / "run.yaml"
-    write_config(
-        config,
-        {
-            "run": {"dir": str(tmp_path / "runs" / "unused")},
-            "model": {"path": MODEL},
-            "data": {"eval": {"seen": str(clips / "eval_seen.jsonl")}},
-            "media": {"workers": 0},
-            "rollout": {"max_new_tokens": LONGEST},
-            "training": {"steps": 1, "torch_threads": 1},
-            "observe": {"trackers": [], "report": False},
-        },
-    )
+    sets = {"seen": clips / "eval_seen.jsonl"}
+    config = eval_config(tmp_path, sets, rollout={"max_new_tokens": LONGEST})
     done = run_cli("eval", "--config", str(config))
     assert done.returncode == 0, done.stdout + done.stderr
     [answers] = (tmp_path / "runs").rglob("answers_seen.jsonl")

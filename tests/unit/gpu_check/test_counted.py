@@ -96,7 +96,9 @@ def test_what_was_measured_otherwise_is_not_taken_for_it(
     assert row["measured"] is None and row["not_measured"] == "not measured"
 
 
-def test_why_something_was_not_measured(tmp_path: Path, paper: Any) -> None:
+def test_why_something_was_not_measured_or_read(tmp_path: Path, paper: Any) -> None:
+    assert read_counted([tmp_path / "none.json"], tmp_path).problem == "it wrote no result"
+    assert read(tmp_path, {"format": 1, "entries": []}, None).problem == "a file has format 1, not 2"
     fused = measured("step", STEP, "grouped", {"median_seconds": 2.0, "liger": ["rms_norm"]})
     row = rows_of(read(tmp_path, paper, None, a=fused))["grouped"]
     assert row["measured"] is None and row["not_measured"] == "measured with liger-kernel, counted otherwise"
@@ -107,14 +109,6 @@ def test_why_something_was_not_measured(tmp_path: Path, paper: Any) -> None:
     found = rows_of(read(tmp_path, paper, None, a=data, b=skipped))
     assert found["grouped"]["not_measured"] == "out of memory"
     assert found["ours"]["not_measured"] == "expected to need 99 GiB"
-
-
-def test_files_that_cannot_be_read_are_said_to_be_that(tmp_path: Path) -> None:
-    assert read_counted([tmp_path / "none.json"], tmp_path).problem == "it wrote no result"
-    assert read(tmp_path, {"format": 1, "entries": []}, None).problem == "a file has format 1, not 2"
-    (tmp_path / "paper-small.json").write_text('{"format": 2, "settings": {}, "entries": []}')
-    two = [tmp_path / "paper-small.json", tmp_path / "none.json"]
-    assert read_counted(two, tmp_path).problem == "1 of 2 files can be read"
 
 
 def test_the_page_shows_every_kind_of_figure(tmp_path: Path, paper: Any) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from scripts.bench.gpu_check.run import descendants, run_limited
+from scripts.bench.gpu_check.run import run_limited
 
 # Starts a child in a session of its own and one in its own group, names both, and sleeps.
 PARENT = """
@@ -65,16 +64,3 @@ def test_what_an_ended_command_left_in_its_group_goes(tmp_path: Path) -> None:
     apart, beside = map(int, pids.read_text().split())
     assert is_gone(beside)
     os.kill(apart, 9)  # a daemon of its own session, left by a command that ended well: nobody's to end
-
-
-def test_descendants_are_found_through_generations(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(pids), "600"], stdout=subprocess.DEVNULL) as parent:
-        while not pids.exists() or len(pids.read_text().split()) < 2:
-            time.sleep(0.05)
-        children = sorted(map(int, pids.read_text().split()))
-        assert sorted(descendants(parent.pid)) == children
-        assert set(children) < set(descendants(os.getpid()))
-        for pid in (*children, parent.pid):
-            os.kill(pid, 9)
