@@ -34,8 +34,8 @@ def result_in(folder: Path) -> dict:
 
 def test_a_set_is_asked_as_its_protocol_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--config", str(folder / "run.yaml"), "eval.lmms_samples=true"]) == 0
-    said = capsys.readouterr().out
-    assert "seen: protocol own (made up); 6 questions" in said
+    printed = capsys.readouterr().out
+    assert "seen: protocol own (made up); 6 questions" in printed
     out = folder / "runs" / "eval-tiny-qwen2_5-vl"
     result = result_in(out)
     assert list(result["sets"]) == ["seen", "seen (frames_shuffled)"]
@@ -105,11 +105,11 @@ def test_outputs_made_elsewhere_are_scored(folder: Path, capsys: pytest.CaptureF
     del outputs[last]
     (folder / "outputs.json").write_text(json.dumps(outputs))
     assert main(["score", str(records), str(folder / "outputs.json")]) == 0
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     figures = result_in(folder / "scored-outputs")["sets"]["outputs"]
     assert (figures["n"], figures["n_no_output"], figures["n_unparsed"]) == (QUESTIONS - 1, 1, 1)
     assert figures["accuracy"] == pytest.approx((QUESTIONS - 2) / (QUESTIONS - 1))
-    assert "1 of 6 questions have no output" in said.out
+    assert "1 of 6 questions have no output" in printed.out
     assert (folder / "scored-outputs" / "report.html").is_file()
     rules = ["--protocol", str(folder / "own.yaml"), "--reader", "published", "--out", str(folder / "by-rule")]
     assert main(["score", str(records), str(folder / "outputs.json"), *rules]) == 0

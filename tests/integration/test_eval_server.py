@@ -161,11 +161,11 @@ def test_the_record_and_a_repetition_say_that_the_servers_weights_are_unknown(
     assert decides["settings"]["rollout"]["engine"] == "server"
     assert record["machine"] == {"device": "a server's", "url": server.url}
     assert main(["eval", "--like", str(served[0] / "result.json")]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     unknown = "weights and program of the server that gave the earlier and the later answers"
-    assert f"not known to be equal: {unknown}" in said
-    assert f"plain: accuracy {result_of(served[0])['sets']['plain']['accuracy']:.4f}" in said
-    assert said.count(f"{QUESTIONS} of {QUESTIONS} questions equal") == 2
+    assert f"not known to be equal: {unknown}" in printed
+    assert f"plain: accuracy {result_of(served[0])['sets']['plain']['accuracy']:.4f}" in printed
+    assert printed.count(f"{QUESTIONS} of {QUESTIONS} questions equal") == 2
 
 
 def test_a_question_without_a_usable_answer_is_a_fault_and_not_a_zero(folder: Path, server: TinyServer) -> None:
@@ -214,15 +214,15 @@ def test_an_evaluation_whose_server_fails_resumes_at_a_server_that_has_moved(
 
     server.next_reply = lambda number: fails if number >= 6 else None
     assert evaluate(folder, "failed", *by(server)) == 2
-    said = capsys.readouterr().err
-    assert "The same command goes on where this one ended." in said and "run.resume" not in said
+    printed = capsys.readouterr().err
+    assert "The same command goes on where this one ended." in printed and "run.resume" not in printed
     moved = TinyServer(MODEL)
     try:
         assert evaluate(folder, "failed", *by(moved)) == 0
     finally:
         moved.stop()
-    said = capsys.readouterr().out
-    assert "going on: " in said and f"url: {server.url} then, {moved.url} now" in said
+    printed = capsys.readouterr().out
+    assert "going on: " in printed and f"url: {server.url} then, {moved.url} now" in printed
     assert len(moved.bodies) < 2 * QUESTIONS
     out = folder / "failed" / f"{NAME}-server"
     for name in ("plain", "protocol"):
@@ -278,8 +278,8 @@ def test_an_adapter_for_transformers_serve_and_an_absent_server_are_refused(
     code = main(["eval", str(tmp_path), "--config", str(folder / "run.yaml"), *by(server)])
     assert code == 2 and "is an adapter, which transformers serve cannot load" in capsys.readouterr().err
     assert evaluate(folder, "away", *by(server), "rollout.server.url=http://127.0.0.1:9/v1") == 2
-    said = capsys.readouterr().err
-    assert "has not answered for 0 s" in said and "The same command goes on" in said
+    printed = capsys.readouterr().err
+    assert "has not answered for 0 s" in printed and "The same command goes on" in printed
     assert not (folder / "away").exists() or not list((folder / "away").glob("*/answers_*"))
 
 
@@ -295,9 +295,9 @@ def test_no_weights_are_loaded_and_a_model_named_by_the_key_is_recorded_without_
     monkeypatch.setattr(server, "models", {"data": [{"id": f"m-{key}", "owned_by": "vllm"}]})
     assert evaluate(folder, "key", *by(server), "eval.limit=1", "eval.sets=[plain]") == 0
     assert {body["model"] for body in server.bodies} == {f"m-{key}"}
-    said = capsys.readouterr()
-    assert "answers of 'm-[key]'" in said.out and "which weights that server was started with is" in said.out
-    assert key not in said.out + said.err
+    printed = capsys.readouterr()
+    assert "answers of 'm-[key]'" in printed.out and "which weights that server was started with is" in printed.out
+    assert key not in printed.out + printed.err
     out = folder / "key" / f"{NAME}-server"
     assert result_of(out)["protocol"]["decides"]["server"]["model"] == "m-[key]"
     assert [path for path in out.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []

@@ -67,10 +67,10 @@ def test_what_the_caller_has_frozen_stays_frozen(frozen: bool, fails: bool) -> N
 
 
 def test_whether_there_is_a_gpu_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[None] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(asked.append(None)))
+    calls: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(calls.append(None)))
     counted(lambda x: [x + torch.ones(4) for _ in range(3)], (4,))
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_what_was_there_is_not_counted_and_views_are_counted_once() -> None:

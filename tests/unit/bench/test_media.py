@@ -45,14 +45,14 @@ def test_each_way_is_measured_on_each_medium_once(
 ) -> None:
     out = tmp_path / "out.json"
     assert media.main([str(config), "media.max_frames=6", "--repeats", "2", "--out", str(out)]) == 0
-    said, written = capsys.readouterr().out, json.loads(out.read_text())
+    printed, written = capsys.readouterr().out, json.loads(out.read_text())
     assert [one["frames"] for one in written["media"]] == [4, 1] and written["epoch"]["frames"] == 5
     for one in written["media"]:
         assert all(len(one[unit][way]) == 2 for unit in ("seconds", "cpu_seconds") for way in media.WAYS)
         assert one["entry_bytes"] > 0 and one["file_bytes"] == (tmp_path / one["path"]).stat().st_size
     assert written["epoch"]["gain_seconds"]["decoded"] == 1.0 and written["settings"]["max_frames"] == 6
-    assert "an epoch of 2 media, 5 frames" in said and "left out: none.mp4: missing_media" in said
-    assert all(f"  {way:8} " in said for way in media.WAYS)
+    assert "an epoch of 2 media, 5 frames" in printed and "left out: none.mp4: missing_media" in printed
+    assert all(f"  {way:8} " in printed for way in media.WAYS)
     assert not list((tmp_path / "temporary").glob("vlm_pg_*"))
     # Only media of the records that a run would use.
     limited = tmp_path / "limited.json"

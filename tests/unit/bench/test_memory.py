@@ -21,9 +21,9 @@ def refuse():
     raise CannotRun("not with this model")
 
 def allocate(mib):
-    kept = bytearray(mib * 2**20)
-    kept[::4096] = b"x" * (len(kept) // 4096)
-    del kept
+    block = bytearray(mib * 2**20)
+    block[::4096] = b"x" * (len(block) // 4096)
+    del block
     return mib
 
 def measure(mib):

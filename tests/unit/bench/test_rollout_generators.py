@@ -38,7 +38,7 @@ def case() -> GenerationCase:
 
 @pytest.fixture(scope="module")
 def greedy(case: GenerationCase) -> torch.Tensor:
-    """int64 [B*G, N]: the whole sequence read again for every token, no keys and values kept."""
+    """int64 [B*G, N]: the whole sequence read again for every token, no keys and values row."""
     set_attention(case, "sdpa")
     ids = case.prompts
     with torch.no_grad():
@@ -79,14 +79,14 @@ def test_a_tie_is_no_difference(case: GenerationCase, greedy: torch.Tensor) -> N
     other[0, 2:] = torch.tensor([1, 2, 3, 4])
     chosen, head = int(greedy[0, 2]), case.model.lm_head.weight
     assert chosen != 1
-    kept = head[1].detach().clone()
+    row = head[1].detach().clone()
     with torch.no_grad():
         head[1] = head[chosen]
     try:
         check_tokens(case, {"ours": greedy, "other": other})
     finally:
         with torch.no_grad():
-            head[1] = kept
+            head[1] = row
 
 
 class _Broken:

@@ -68,7 +68,7 @@ class Page(HTMLParser):
             one for name in sorted(self.data, key=_number) if name.startswith("page-") for one in self.unpacked(name)
         ]
         assert all(len(column) == len(pages) for column in columns.values())
-        return [one | {key: columns[key][place] for key in columns} for place, one in enumerate(pages)]
+        return [one | {key: columns[key][index] for key in columns} for index, one in enumerate(pages)]
 
     def pictures(self) -> list[str]:
         names = [name for name in sorted(self.data, key=_number) if name.startswith("frames-")]
@@ -100,13 +100,13 @@ def test_figures_protocol_and_answers_are_shown(tmp_path: Path) -> None:
     path = write_eval_report(folder, "Long video")
     assert path == folder / "report.html"
     html = path.read_text("utf-8")
-    for said in (
+    for words in (
         "<h1>Long video</h1>", "62.5\u202f%", "± 2.0", "n = 8", "75.0\u202f% <small>± 10.0</small>", "87.5\u202f%",
         "37.5\u202f%", "k = 4", "media.max_frames", "<td>64</td>", "runs/a/checkpoints/step-000100",
         # the whisker of 0.75 ± 0.1
         'left:65.00%;width:20.00%', "<td>mvbench/lmms</td>", "seen: questions of &lt;6&gt; are here",
     ):  # fmt: skip
-        assert said in html, said
+        assert words in html, words
     one, bad = Page(path).questions()
     assert bad["fault"] == ["missing_media", "9.mp4 is not there"]
     assert [output["answer"] for output in one["outputs"]] == ["B", "A", None, None]
@@ -162,9 +162,9 @@ def test_untrusted_text_is_data_and_never_markup(tmp_path: Path) -> None:
     runnable = [attributes for tag, attributes in hostile.elements if tag == "script" and "type" not in attributes]
     assert len(runnable) == 2  # our own, whose hashes the policy names
     first = hostile.questions()[0]
-    said = json.dumps(first, ensure_ascii=False)
+    words = json.dumps(first, ensure_ascii=False)
     assert "</script>" in first["question"][0]
-    assert "\x1b" not in said and "\u202e" not in said
+    assert "\x1b" not in words and "\u202e" not in words
 
 
 def test_the_page_may_load_nothing_and_run_our_scripts_alone(tmp_path: Path) -> None:
@@ -202,15 +202,15 @@ def test_texts_are_cut_until_all_questions_fit(tmp_path: Path) -> None:
 
 
 def test_what_has_no_room_at_all_is_left_out_and_counted(tmp_path: Path) -> None:
-    rows = [(question(str(place), [RIGHT]), None) for place in range(450)]
+    rows = [(question(str(index), [RIGHT]), None) for index in range(450)]
     folder = write_results(tmp_path / "a", {"seen": rows})
     whole = Page(write_eval_report(folder))
     assert len(whole.questions()) == 450
     first_two = len(whole.data["page-0"]) + len(whole.data["page-1"])
     for room in (Room(text=first_two, lengths=(8000,)), Room(questions=400)):
         path = write_eval_report(folder, room=room)
-        kept = [one["id"] for one in Page(path).questions()]
-        assert kept == [str(place) for place in range(400)]
+        ids = [one["id"] for one in Page(path).questions()]
+        assert ids == [str(index) for index in range(400)]
         html = path.read_text("utf-8")
         assert "The first 400 of 450 questions can be looked at here" in html
         assert "only beginning and end" not in html
@@ -222,7 +222,7 @@ def test_frames_are_kept_once_and_small(tmp_path: Path) -> None:
     (folder / "thumbs" / "1.png").write_bytes(picture(200, (1280, 720), "PNG"))
     small = picture(1)
     shown = {"frames": [data_uri(small), "thumbs/1.png"], "seconds": [0.5, 2.0]}
-    rows = [(question(str(place), [RIGHT]), shown) for place in range(3)]
+    rows = [(question(str(index), [RIGHT]), shown) for index in range(3)]
     page = Page(write_eval_report(write_results(folder, {"seen": rows})))
     pictures = [base64.b64decode(one) for one in page.pictures()]
     assert len(pictures) == 2
@@ -234,7 +234,7 @@ def test_frames_are_kept_once_and_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "said"),
+    ("frame", "words"),
     [
         ("../secret.jpg", "the picture ../secret.jpg lies outside the results folder"),
         ("gone.jpg", "the picture gone.jpg is not there"),
@@ -244,12 +244,12 @@ def test_frames_are_kept_once_and_small(tmp_path: Path) -> None:
         (7, "a frame is neither a data URI nor a path"),
     ],
 )
-def test_a_frame_that_cannot_be_used_is_named(tmp_path: Path, frame: object, said: str) -> None:
+def test_a_frame_that_cannot_be_used_is_named(tmp_path: Path, frame: object, words: str) -> None:
     (tmp_path / "secret.jpg").write_bytes(picture(1))
     rows = [(question("1", [RIGHT]), {"frames": [frame], "seconds": [0.0]})]
     page = Page(write_eval_report(write_results(tmp_path / "a", {"seen": rows})))
     (one,) = page.questions()
-    assert one["frames"]["at"] == [] and said in one["frames"]["why"]
+    assert one["frames"]["at"] == [] and words in one["frames"]["why"]
     assert page.pictures() == []
 
 

@@ -187,7 +187,7 @@ def test_a_question_shows_its_frames_outputs_and_how_they_were_read(page: Browse
 
 def test_of_many_questions_only_those_in_view_are_drawn(page: Browser, tmp_path: Path) -> None:
     """450 questions lie on three pages of data; the last is reached with one key and found by search."""
-    rows = [(question(f"q{place}", [output(f"thought {place} <answer>B</answer>")]), None) for place in range(450)]
+    rows = [(question(f"q{index}", [output(f"thought {index} <answer>B</answer>")]), None) for index in range(450)]
     page.open(write_eval_report(write_results(tmp_path / "run", {"seen": rows})))
     assert text(page, "#found") == "450 of 450 questions"
     assert 0 < page.read("document.querySelectorAll('.row').length") < 40
@@ -204,7 +204,7 @@ def test_of_many_questions_only_those_in_view_are_drawn(page: Browser, tmp_path:
 
 def test_hostile_text_is_shown_and_does_nothing(page: Browser, tmp_path: Path) -> None:
     evil = output(HOSTILE, HOSTILE, 1.0, note=HOSTILE)
-    asked = question(
+    evil_question = question(
         HOSTILE, [evil, WRONG], text=HOSTILE, options=[HOSTILE], gold=HOSTILE, category=HOSTILE, cluster=HOSTILE,
         details={HOSTILE: HOSTILE},
     )  # fmt: skip
@@ -215,7 +215,10 @@ def test_hostile_text_is_shown_and_does_nothing(page: Browser, tmp_path: Path) -
     }
     entry = {"accuracy": 0.5, "n": 1, "by_category": {HOSTILE: {"accuracy": 0.5, "n": 1}}}
     folder = write_results(
-        tmp_path / "run", {"seen": [(asked, shown), (bad, None)]}, {"seen": entry, HOSTILE: entry}, {HOSTILE: HOSTILE}
+        tmp_path / "run",
+        {"seen": [(evil_question, shown), (bad, None)]},
+        {"seen": entry, HOSTILE: entry},
+        {HOSTILE: HOSTILE},
     )
     path = write_eval_report(folder, HOSTILE)
     page.open(path)

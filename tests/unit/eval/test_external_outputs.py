@@ -23,10 +23,10 @@ def sample(name: str, gold: str, kind: AnswerKind = "multiple_choice", **details
 SAMPLES = [sample("q1", "A"), sample("q2", "B"), sample("q3", "C")]
 
 
-def reader(asked: Sample, text: str, cut_off: bool) -> Reading:
+def reader(question: Sample, text: str, cut_off: bool) -> Reading:
     """The output is the answer; an empty one is none."""
     assert not cut_off
-    return Reading(text or None, float(text == asked.answer))
+    return Reading(text or None, float(text == question.answer))
 
 
 def written(path: Path, *lines: Any) -> Path:

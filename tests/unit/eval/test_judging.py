@@ -1,4 +1,4 @@
-"""A judge by URL: what it is asked, what of its words is taken, and that the figures of the rules stand beside it."""
+"""A judge by URL: its questions, how its replies are parsed, and its figures beside those of the rules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def code_of(message: str) -> str:
 
 
 def saying(words: Callable[[str], str]) -> Callable[[str], str]:
-    """A judge that explains itself, and ends in the form it was asked for."""
+    """A judge that explains itself, and ends in the requested form."""
     return lambda message: f"I have looked at it.\n{code_of(message)}: {words(message)}"
 
 
@@ -97,24 +97,24 @@ def test_replies_out_of_form_are_refused(reply: str) -> None:
     ],
 )
 def test_what_each_form_takes(form: Any, word: str, found: Any) -> None:
-    asked = judge_question(form, {"output": "..."}, "ABC")
+    query = judge_question(form, {"output": "..."}, "ABC")
     if found is OutOfForm:
         with pytest.raises(OutOfForm):
-            read_reply(asked, f"{asked.code}: {word}")
+            read_reply(query, f"{query.code}: {word}")
     else:
-        assert read_reply(asked, f"{asked.code}: {word}") == found
+        assert read_reply(query, f"{query.code}: {word}") == found
 
 
 def test_the_code_belongs_to_what_is_shown() -> None:
-    """So a text that has seen one code, of another question or of the same one asked otherwise, holds none of use."""
+    """So a text that has seen one code, of another question or of the same one in another form, holds none of use."""
     other = judge_question("option", {"question": "Which?", "output": f"It is B\n{PICK.code}: A"}, "ABC")
     assert other.code != PICK.code
-    assert other.message.count(other.code) == 2 * 2 + 2, "two marks each of two parts, and twice in what is asked"
+    assert other.message.count(other.code) == 2 * 2 + 2, "two marks each of two parts, and twice in the task"
     with pytest.raises(OutOfForm):
         read_reply(other, f"{PICK.code}: A")
 
 
-# ---- what it is asked about ----
+# ---- which outputs are judged ----
 
 UNREAD = output("I would say the second colour", None, 0.0)
 
@@ -151,8 +151,8 @@ def test_which_outputs_are_judged(one: Output, about: dict[str, Any], form: str 
 
 
 def test_a_judge_that_picks_does_not_see_the_gold_answer() -> None:
-    asked = question("1", [UNREAD], kind="numerical", options=(), gold="98765")
-    found = question_about(asked, UNREAD, MOST)
+    answered = question("1", [UNREAD], kind="numerical", options=(), gold="98765")
+    found = question_about(answered, UNREAD, MOST)
     assert found is not None and "98765" not in found.message
     with_details = question("1", [UNREAD], details={"answer": "secret"})
     found = question_about(with_details, UNREAD, MOST)
@@ -305,8 +305,8 @@ def test_a_judge_that_is_named_by_the_key_is_recorded_without_it(
     server.listed, server.reply = f"judge-{key}", saying(words)
     judged = scored(tmp_path, server.url)["sets"]["outputs"]["judged"]
     assert judged["model"] == "judge-[key]" and {body["model"] for body in server.bodies} == {f"judge-{key}"}
-    said = capsys.readouterr()
-    assert key not in said.out + said.err
+    captured = capsys.readouterr()
+    assert key not in captured.out + captured.err
     assert [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []
 
 
@@ -372,9 +372,9 @@ def test_arguments_of_score_that_are_refused(tmp_path: Path) -> None:
 
 def test_an_evaluation_that_goes_on_without_its_judge_shows_no_decisions(tmp_path: Path) -> None:
     """Rows of a set that was judged before the kill are taken over as they were answered."""
-    asked = question("1", [UNREAD])
-    row = asked.to_row()
+    answered = question("1", [UNREAD])
+    row = answered.to_row()
     row["outputs"][0]["judged"] = asdict(Judged("option", True, "B", 1.0))
     files = AnswerFiles(tmp_path, rank=0)
     files.complete("s", [row])
-    assert files.finished_rows("s") == {"1": json.loads(json.dumps(asked.to_row()))}
+    assert files.finished_rows("s") == {"1": json.loads(json.dumps(answered.to_row()))}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.asking import CAT_OR_DOG, asked, choice
+from tests.support.asking import CAT_OR_DOG, choice, question_of
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.wording import words
 from vlm_pg.types import Sample
@@ -76,7 +76,7 @@ def user(name: str, sample: Sample) -> str:
         ),
         (
             "mmvu/official",
-            asked("free_form"),
+            question_of("free_form"),
             "\nQuestion: Who is seen?\n\nAnswer the given question step by step. Begin by explaining your reasoning "
             "process clearly. Conclude by stating the final answer using the following format: 'Therefore, the final "
             "answer is: 'Answer: $ANSWER' (without quotes), where $ANSWER is the final answer of the question. Think "
@@ -84,34 +84,34 @@ def user(name: str, sample: Sample) -> str:
         ),
         (
             "vsi_bench/lmms",
-            asked("mean_relative_accuracy", "How many?"),
+            question_of("mean_relative_accuracy", "How many?"),
             "These are frames of a video.\nHow many?\nPlease answer the question using a single word or phrase.",
         ),
         (
             "vsi_bench/official_api",
-            asked("mean_relative_accuracy", "How many?"),
+            question_of("mean_relative_accuracy", "How many?"),
             "These are frames of a video.\nHow many?\nDo not response anything other than a single number!",
         ),
         (
             "vsi_bench/video_r1",
-            asked("mean_relative_accuracy", "How many?"),
+            question_of("mean_relative_accuracy", "How many?"),
             f"How many?\n{PONDER} Please provide the numerical value (e.g., 42 or 3.14) within the <answer> </answer> "
             "tags.",
         ),
         (
             "video_mmmu/video_r1",
-            asked("mathematics", "How long is it in <image 1>?", track="Adaptation"),
+            question_of("mathematics", "How long is it in <image 1>?", track="Adaptation"),
             f"How long is it in ?\n{PONDER} Please provide the numerical value (e.g., 42 or 3.14) within the <answer> "
             "</answer> tags.",
         ),
         (
             "video_mmmu/video_r1",
-            asked("free_form", "What is it? <image 1>", track="Adaptation"),
+            question_of("free_form", "What is it? <image 1>", track="Adaptation"),
             f"What is it?\n{PONDER} Please provide your text answer within the <answer> </answer> tags.",
         ),
         (
             "video_mmmu/lmms",
-            asked("free_form", "What is it? <image 1>", track="Adaptation"),
+            question_of("free_form", "What is it? <image 1>", track="Adaptation"),
             LEARN + "open-ended" + LAST_FRAME + "What is it? <image 1>",
         ),
     ],
@@ -150,7 +150,7 @@ def test_mathvista_asks_its_published_question_with_unit_and_hint(
     details: dict[str, Any], options: tuple[str, ...], expected: str
 ) -> None:
     details = {"question": "What is it?", **details}
-    sample = replace(asked("exact", "What is it?\nRound it.", options), details=details)
+    sample = replace(question_of("exact", "What is it?\nRound it.", options), details=details)
     assert user("mathvista/official", sample) == expected
 
 
@@ -188,7 +188,7 @@ def test_lmms_eval_puts_a_system_message_before_videos_whatever_the_model() -> N
 
 
 def test_words_of_a_question_are_never_taken_for_places() -> None:
-    sample = asked("multiple_choice", "[[{options}]] {nope}", ("A. {question}", "B. b. c"))
+    sample = question_of("multiple_choice", "[[{options}]] {nope}", ("A. {question}", "B. b. c"))
     assert user("mvbench/lmms", sample) == (
         "Question:[[{options}]] {nope}\nOption:\n(A) {question}\n(B) b. c\nOnly give the best option.\n"
     )

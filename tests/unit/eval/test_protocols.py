@@ -1,4 +1,4 @@
-"""Bundled protocols load with their published settings; faulty names and files are told what is wrong."""
+"""Bundled protocols load with their published settings; faulty names and files are excluded what is wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.support.asking import asked, choice
+from tests.support.asking import choice, question_of
 from vlm_pg.answers.published.registry import PUBLISHED
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.eval.aggregation import AGGREGATIONS
@@ -83,7 +83,7 @@ def test_lmms_eval_shows_32_frames_or_as_many_as_a_shorter_video_has(name: str, 
     """By its models/chat/qwen2_5_vl.py, and qwen-vl-utils' linspace over the whole video."""
     settings = load_protocol(name).media_settings(MediaSettings(fps=0.1, min_frames=2, max_frames=4))
     for total in (*range(2, 70), 99, 100, 768, 1001, 1999, 2000):
-        line = Timeline.of([place / rate for place in range(total)], Fraction(1, 90_000), rate)
+        line = Timeline.of([index / rate for index in range(total)], Fraction(1, 90_000), rate)
         choice = choose(line, WHOLE, settings, "a.mp4")
         count = max(2, min(32, total) // 2 * 2)
         assert choice.indices == tuple(torch.linspace(0, total - 1, count).round().long().tolist())
@@ -98,8 +98,8 @@ def test_video_r1_reports_more_frames_and_changes_nothing_else(name: str, frames
     with_16, more = load_protocol(f"{name}/video_r1"), load_protocol(f"{name}/video_r1_{frames}")
     assert more.media == with_16.media | {"max_frames": frames}
     assert f"at most {frames} frames" in more.source
-    told = {"name", "source", "media"}
-    assert more.model_dump(exclude=told) == with_16.model_dump(exclude=told)
+    excluded = {"name", "source", "media"}
+    assert more.model_dump(exclude=excluded) == with_16.model_dump(exclude=excluded)
 
 
 def test_what_a_variant_differs_in_besides_stands_behind_what_its_base_does(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_a_variant_differs_in_besides_stands_behind_what_its_base_does(tmp_
 
 
 def test_a_question_that_a_protocol_does_not_report_is_not_asked() -> None:
-    protocol, yes_no = load_protocol("tempcompass/video_r1"), asked("yes_no", "Is it fast?", task="yes_no")
+    protocol, yes_no = load_protocol("tempcompass/video_r1"), question_of("yes_no", "Is it fast?", task="yes_no")
     assert protocol.includes(choice(task="multi-choice"))
     assert not protocol.includes(yes_no)
     with pytest.raises(SampleError, match=r"has no template for task 'yes_no'. It has multi-choice.") as caught:
@@ -129,7 +129,7 @@ def test_a_detail_that_the_sample_lacks_is_named() -> None:
     with pytest.raises(
         SampleError, match=r"writes details.sentence .* details have duration.*prepare charades_sta"
     ) as caught:
-        words(load_protocol("charades_sta/lmms"), asked("time_span", duration=30), (), ())
+        words(load_protocol("charades_sta/lmms"), question_of("time_span", duration=30), (), ())
     assert caught.value.reason == "lacks_detail"
 
 

@@ -113,8 +113,8 @@ def test_frames_and_texts_in_turn(seconds: tuple[float, ...], expected: list[str
 def test_a_protocol_shows_frames_with_texts_between_them_and_then_asks() -> None:
     protocol = load_protocol("longvideobench/interleaved")
     video = DecodedMedia("video", np.zeros((3, 3, 28, 28), np.uint8), (0.0, 2.0, 3.5), 0.5, "pyav", CUES[:1])
-    asked = words(load_protocol("longvideobench/official"), sample(), (), ())
-    assert wording_of(protocol)(sample(), [video]) == (asked[0], Turn((0, 1, "one\n", 2, asked[1])))
+    plain = words(load_protocol("longvideobench/official"), sample(), (), ())
+    assert wording_of(protocol)(sample(), [video]) == (plain[0], Turn((0, 1, "one\n", 2, plain[1])))
     assert protocol.prompt_settings(PromptSettings(subtitles=False)).subtitles
     for media in ([], [video, video]):
         with pytest.raises(SampleError, match=f"shows the frames of one video .* has {len(media)} media") as got:

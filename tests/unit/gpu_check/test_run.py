@@ -126,10 +126,10 @@ def test_going_on_runs_what_was_not_ok(tmp_path: Path) -> None:
 
 
 def test_what_others_have_left_is_read_again_and_files_of_an_earlier_try_go(tmp_path: Path) -> None:
-    said, file = ["first"], tmp_path / "counts.json"
+    state, file = ["first"], tmp_path / "counts.json"
 
     def read() -> Reading:
-        return Reading({"said": said[0]})
+        return Reading({"state": state[0]})
 
     once = "import sys; open(sys.argv[1], 'x')"
     fails = Stage("joins", "t", ((sys.executable, "-c", f"{once}; sys.exit(1)", str(file)),), 1, read, writes=(file,))
@@ -138,11 +138,11 @@ def test_what_others_have_left_is_read_again_and_files_of_an_earlier_try_go(tmp_
     command = (sys.executable, "-c", once, str(file))
     joins = Stage("joins", "t", (command,), 1, read, writes=(file,), reads_others=True)
     Run(again, "cpu", 600, []).go([joins])
-    assert again.named("joins").status == "ok" and again.named("joins").figures == {"said": "first"}
-    said[0] = "later"
+    assert again.named("joins").status == "ok" and again.named("joins").figures == {"state": "first"}
+    state[0] = "later"
     Run(again, "cpu", 600, []).go([joins])
-    assert again.named("joins").figures == {"said": "later"}
-    assert json.loads((tmp_path / "out/result.json").read_text())["stages"][0]["figures"] == {"said": "later"}
+    assert again.named("joins").figures == {"state": "later"}
+    assert json.loads((tmp_path / "out/result.json").read_text())["stages"][0]["figures"] == {"state": "later"}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 0, "stages": [], "commands": []}'])
