@@ -190,6 +190,7 @@ def test_another_wait_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert where.endswith(" waiting") and waits[where] == 2  # once a layer
 
 
+@pytest.mark.matrix
 def test_a_copied_cache_a_repeated_prefix_and_a_wide_copy_of_weights_show(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole_model("Qwen2.5-VL-7B", 4096, 32, share=False).ratio > 1.4
     slots, linear = OwnRows.slots, functional.linear

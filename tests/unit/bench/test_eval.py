@@ -28,6 +28,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> EvalCase:
     return EvalCase.build(spec)
 
 
+@pytest.mark.matrix
 def test_a_point_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "eval.json"
     chosen = ["--contestants", "ours", "transformers-generate"]

@@ -68,7 +68,8 @@ def test_bytes_beside_products_and_attention_with_liger(point: tuple[int, int, i
     assert counts.launches["_triton_rope"] >= 3 * layers
 
 
-@pytest.mark.parametrize("liger", [pytest.param(False, marks=pytest.mark.matrix), True])
+@pytest.mark.matrix
+@pytest.mark.parametrize("liger", [False, True])
 @pytest.mark.parametrize("point", POINTS)
 def test_launches_are_at_most_those_of_one_sequence_and_a_third(point: tuple[int, int, int], liger: bool) -> None:
     """Also where norms, rotations and SwiGLU are fused on both sides."""
@@ -100,6 +101,7 @@ def test_no_tensor_of_attention_is_widened() -> None:
     assert casts < 1.05 * head
 
 
+@pytest.mark.matrix
 def test_logits_are_read_once_and_their_gradient_is_written_once() -> None:
     pytest.importorskip("liger_kernel")
     ours, torchs = (counted((4096, 8, 512), liger=True, fused_logits=fused) for fused in (True, False))

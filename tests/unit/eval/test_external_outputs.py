@@ -94,11 +94,11 @@ def test_samples_of_lmms_eval_by_their_index(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"s.jsonl:1: its doc has no id under 'pid' \(question_id\)"):
         read_outputs(path, SAMPLES, "pid")
     # Targets with numbers are compared as numbers.
-    for gold, target in (("[24.3, 30.4]", "[24.296875, 30.40625]"), ("4", "4.0")):
+    for gold, target, wrong in (("[24.3, 30.4]", "[24.296875, 30.40625]", "[3.0, 9.0]"), ("4", "4.0", "5")):
         samples = [sample("q1", gold, "time_span" if "[" in gold else "numerical")]
         assert read_outputs(written(path, lmms(0, target, "x")), samples) == {"q1": ("x",)}
         with pytest.raises(ConfigError, match="is not the gold answer"):
-            read_outputs(written(path, lmms(0, "[3.0, 9.0]"[: len(gold)], "x")), samples)
+            read_outputs(written(path, lmms(0, wrong, "x")), samples)
 
 
 def test_scoring_keeps_every_question_and_names_what_does_not_fit() -> None:
