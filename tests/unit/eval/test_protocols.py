@@ -25,6 +25,7 @@ from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import MediaRef
 
 
+@pytest.mark.parametrize("name", protocol_names())
 def test_a_bundled_protocol_loads_and_what_it_names_exists(name: str) -> None:
     protocol = load_protocol(name)
     assert protocol.name == name
