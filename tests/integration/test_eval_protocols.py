@@ -90,7 +90,7 @@ def test_protocols_that_do_not_fit_are_refused_before_anything_is_asked(
     folder: Path, override: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = str(folder / "clips" / "eval_seen.jsonl")
-    others = ["eval.protocols={}"] if override.startswith("data") else []
+    others = ["eval.protocols={}", "eval.controls=[]"] if override.startswith("data") else []
     assert main(["eval", "--config", str(folder / "run.yaml"), override.replace("{seen}", records), *others]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
 
