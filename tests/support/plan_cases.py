@@ -68,6 +68,7 @@ CASES = {
     "short-bf16-checkpointing": Case(prefix=2048, model={"dtype": "bf16", "gradient_checkpointing": True}),
     "fp32-checkpointing": Case(prefix=8192, model={"gradient_checkpointing": True}),
     "bf16-checkpointing": Case(prefix=8192, model={"dtype": "bf16", "gradient_checkpointing": True}),
+    "chunks": Case(prefix=4096, responses=(512,) * 8, budget=4096 + 1024),
     "chunks-checkpointing": Case(
         prefix=8192, responses=(512,) * 8, budget=8192 + 1024, model={"gradient_checkpointing": True}
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -297,10 +297,6 @@ class Figures:
     def headline(self) -> Figure:
         """The figure that is cited."""
         return self.figures[self.main]
-
-    def with_notes(self, notes: Iterable[str]) -> Figures:
-        """The same with further notes."""
-        return replace(self, notes=(*self.notes, *notes))
 
     def to_row(self) -> dict[str, Any]:
         """As JSON has it: the measures, with the main figure as ``accuracy``, a fraction whatever its own unit is."""

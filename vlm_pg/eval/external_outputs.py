@@ -16,6 +16,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def score_outputs(
         notes.append(f"{len(missing)} of {len(samples)} questions have no output: {_list(missing)}.")
     if unknown:
         notes.append(f"{len(unknown)} of {len(outputs)} ids of outputs belong to no question: {_list(unknown)}.")
-    return answered, aggregate(aggregation, answered, categories=categories).with_notes(notes)
+    figures = aggregate(aggregation, answered, categories=categories)
+    return answered, replace(figures, notes=(*figures.notes, *notes))
 
 
 def _by_id(path: Path, members: Iterator[tuple[int, str, Any]]) -> dict[str, tuple[str, ...]]:

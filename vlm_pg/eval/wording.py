@@ -40,13 +40,16 @@ def words(
             "question out, or choose a protocol that asks it.",
         )
     subtitles = shown_subtitles(protocol.subtitles, sample, subtitle_cues, frame_seconds)
+    question = sample.question
+    for part in protocol.without:
+        question = question.replace(part, "").strip()
 
     def value(placeholder: str, is_optional: bool) -> str:
         if placeholder.startswith(DETAILS):
             key = placeholder.removeprefix(DETAILS)
             return "" if is_optional and key not in sample.details else _detail(protocol, sample, key)
         return {
-            "question": marked_question(_without(sample.question, protocol.without)),
+            "question": marked_question(question),
             "options": "\n".join(marked(restyled(option, protocol.option_style)) for option in sample.options),
             "subtitles": subtitles,
         }[placeholder]
@@ -137,12 +140,6 @@ def shown_subtitles(rule: SubtitleRule, sample: Sample, cues: Sequence[Cue], fra
     if rule == "qwen3_vl":
         return " ".join(cue.text for cue in cues if any(cue.start < t < cue.end for t in frame_seconds))
     return "\n".join(cue.text for cue in cues if any(cue.start <= t < cue.end for t in frame_seconds))
-
-
-def _without(text: str, left_out: Sequence[str]) -> str:
-    for part in left_out:
-        text = text.replace(part, "").strip()
-    return text
 
 
 def _detail(protocol: Protocol, sample: Sample, key: str) -> str:

@@ -47,6 +47,8 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
     states, gradients = model_states(shape, setup), gradient_bytes(shape, setup)
     tower = tower_activations(shape, setup)
     running, backward = tower.pop(TOWER_RUNNING, 0.0), tower.pop(TOWER_BACKWARD, 0.0)
+    # Temporaries of the update over all weights at a time: the square root of the second moments.
+    roots = 0.0 if setup.offload_optimizer else FP32 * trained_weights(shape, setup) / setup.optimizer_ranks
     # Frozen blocks keep no pixels.
     pixels = 0.0 if "tower" in setup.train else tower.pop("pixels", 0.0)
     phases = {
@@ -54,7 +56,7 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
         "generation": states | tower | generation_bytes(shape, setup),
         "update": states | gradients | tower | update_activations(shape, setup),
         "tower's backward": states | gradients | tower | {TOWER_BACKWARD: backward} if backward else {},
-        "optimizer step": states | gradients | {"the step's own": optimizer_bytes(shape, setup)},
+        "optimizer step": states | gradients | {"the step's own": roots},
     }
     return Plan({name: {part: size for part, size in parts.items() if size} for name, parts in phases.items() if parts})
 
@@ -110,11 +112,6 @@ def gradient_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     # A layer's gradients in the weights' own dtype, before they are reduced.
     layer = 0 if setup.lora or "language" not in setup.train else shape.weights.layer
     return {"gradients": held + setup.element * layer, "buckets": float(setup.element * setup.bucket)}
-
-
-def optimizer_bytes(shape: ModelShape, setup: Setup) -> float:
-    """Temporaries of the update over all weights at a time: the square root of the second moments."""
-    return 0.0 if setup.offload_optimizer else FP32 * trained_weights(shape, setup) / setup.optimizer_ranks
 
 
 def generation_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:

@@ -151,6 +151,7 @@ HERE = torch.device("cpu")  # which stands for the device
 WAITING: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("item", lambda x: x.sum().item()),
     ("cpu", lambda x: x.cpu()),
+    ("to", lambda x: x.to("cpu")),
     ("to by name", lambda x: x.to(device="cpu")),
     ("numpy", lambda x: x.numpy()),
     ("nonzero", lambda x: torch.tensor([0, 1]).nonzero()),
@@ -158,6 +159,7 @@ WAITING: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("equal", lambda x: torch.equal(torch.tensor([1]), torch.tensor([1]))),
     ("repeats", lambda x: torch.tensor([0, 1]).repeat_interleave(torch.tensor([1, 2]))),
     ("made on the device", lambda x: torch.tensor([0, 1], device=HERE)),
+    ("moved", lambda x: torch.tensor([0, 1]).to(HERE)),
     ("copied", lambda x: x.int().copy_(torch.tensor([0, 1, 2, 3]))),
 ]
 

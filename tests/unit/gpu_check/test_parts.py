@@ -14,7 +14,7 @@ import pytest
 from scripts.bench.gpu_check import kernels
 from scripts.bench.gpu_check.__main__ import main
 from scripts.bench.gpu_check.grpo_step import measure
-from scripts.bench.gpu_check.machine import install_wheels, installed
+from scripts.bench.gpu_check.machine import install_wheels, installed, missing_words
 from scripts.bench.gpu_check.stages import PLANS, Measurement, as_begun, check, paper_commands
 from vlm_pg.errors import ConfigError
 
@@ -102,6 +102,7 @@ def test_wheels_are_carried_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (site / "carried_along/__init__.py").is_file()
     monkeypatch.syspath_prepend(str(site))
     assert installed()["carried-along"] == "1.0"
+    assert missing_words(["qwen_vl_utils", "av"]).startswith("qwen-vl-utils, av are not installed.")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"there is no file \*\.whl"):
         install_wheels(tmp_path / "empty")

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from scripts.bench.gpu_check.run import run_limited
 
 # Starts a child in a session of its own and one in its own group, names both, and sleeps.
@@ -42,6 +44,8 @@ def test_exit_codes_signals_and_output(tmp_path: Path) -> None:
     code = "print('to the log'); import sys; print('this too', file=sys.stderr); sys.exit(3)"
     assert run(tmp_path, code) == (3, "to the log\nthis too\n")
     assert run(tmp_path, "import os; os.kill(os.getpid(), 11)")[0] == -11
+    with pytest.raises(OSError, match="no-such-program"):
+        run_limited(["no-such-program"], tmp_path / "log", 5, os.environ, tmp_path)
 
 
 def test_a_hanging_command_ends_with_its_children_and_those_of_other_sessions(tmp_path: Path) -> None:

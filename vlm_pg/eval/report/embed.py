@@ -159,11 +159,14 @@ class _Pages:
         flags = flags_of(answered)
         if score is not None and any(other is not None and abs(other - score) > 1e-9 for other in scores):
             flags += OTHERS_DIFFER
+        preview = one_line(str(answered.question)[: 4 * _PREVIEW_CHARACTERS])
+        if len(preview) > _PREVIEW_CHARACTERS:
+            preview = preview[: _PREVIEW_CHARACTERS - 1] + "…"
         row = {
             "set": self._sets.setdefault(label(name), len(self._sets)),
             "category": self._categories.setdefault(label(answered.category), len(self._categories)),
             "id": label(answered.sample_id),
-            "text": preview_of(answered),
+            "text": preview,
             "outcome": outcome_of(answered),
             "flags": flags,
             "score": None if score is None else round(score, 4),
@@ -270,12 +273,6 @@ def marks_of(answered: Answered) -> str:
     scores = [number_or_none(one.reading.score) if one.reading.counts else None for one in answered.outputs]
     tenths = ["-" if score is None else "0123456789A"[int(10 * min(max(score, 0.0), 1.0))] for score in scores]
     return "".join(tenths[:_MAX_MARKS]) + ("+" if len(tenths) > _MAX_MARKS else "")
-
-
-def preview_of(answered: Answered) -> str:
-    """The beginning of a question on one line."""
-    flat = one_line(str(answered.question)[: 4 * _PREVIEW_CHARACTERS])
-    return flat if len(flat) <= _PREVIEW_CHARACTERS else flat[: _PREVIEW_CHARACTERS - 1] + "…"
 
 
 def detail_of(answered: Answered, limit: int) -> dict[str, Any]:
