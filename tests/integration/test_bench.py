@@ -20,7 +20,7 @@ def measured_and_resumed(
     assert main([*common, "--points", point]) == 0
     result, printed = json.loads(out.read_text()), capfd.readouterr().out
     assert result["measurement"] == options[0] and result["commands"][0].startswith(f"vlm-pg bench {options[0]}")
-    assert main([*common, "--points", point, other, "--resume"]) == 0
+    assert main([*common, "--points", point, other, "--resume", "--no-memory"]) == 0
     again = json.loads(out.read_text())
     assert again["points"][0] == result["points"][0] and len(again["commands"]) == 2
     assert again["points"][1]["prefix"] == int(other.split(",")[0])
