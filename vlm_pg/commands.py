@@ -128,7 +128,7 @@ def report(arguments: argparse.Namespace) -> int:
         from vlm_pg.eval.report import write_eval_report
 
         written = write_eval_report(arguments.run_dir, compare=arguments.compare, checkpoints=arguments.steps)
-        from vlm_pg.eval.compare import comparison_lines
+        from vlm_pg.eval.figure_lines import comparison_lines
 
         for line in comparison_lines(arguments.run_dir, arguments.compare):
             print(visible(line))
@@ -305,7 +305,7 @@ def _choose_evaluation(target: str | None, config: Path | None, default_run: str
                 f"{path} is a file. Weights are given as a folder, a config as --config CONFIG. {_EVAL_TARGETS}"
             )
         return path, None
-    from vlm_pg.eval.folder import run_above
+    from vlm_pg.eval.record import run_above
     from vlm_pg.training.checkpoints import problem_with
 
     if (path / "config.yaml").is_file():

@@ -37,9 +37,9 @@ def test_a_folder_of_another_layout(tmp_path: Path, capsys: pytest.CaptureFixtur
     raw = tmp_path / "raw"
     lay_out(raw, {"questions/validation.csv": VAL, "clips/11.mp4": None})
     assert main(["prepare", "nextqa", str(raw), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for part in (str(raw), "train.csv", "val.csv", "questions", "clips", "--eval"):
-        assert part in said, (part, said)
+        assert part in printed, (part, printed)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -47,8 +47,8 @@ def test_media_in_other_folders_are_counted(tmp_path: Path, capsys: pytest.Captu
     raw = tmp_path / "raw"
     lay_out(raw, {"val.csv": VAL, **media("NExTVideo/11.mp4", "elsewhere/22.mp4")})
     assert main(["prepare", "nextqa", str(raw), "--out", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert "1 for evaluation" in said and "2  missing_media" in said
+    printed = capsys.readouterr().out
+    assert "1 for evaluation" in printed and "2  missing_media" in printed
     refused = {line["sample_id"]: line["message"] for line in read_lines(tmp_path / "out" / "refused.jsonl")}
     assert set(refused) == {"22_0", "33_0"} and "elsewhere/22.mp4" in refused["22_0"]
     assert "No file of that name is in the root. Fetch it, or correct --media-root." in refused["33_0"]
@@ -63,8 +63,8 @@ def test_questions_whose_media_have_gone_are_counted(
     lay_out(tmp_path / "media", {"NExTVideo/11.mp4": whole, "NExTVideo/22.mp4": whole[: len(whole) // 2]})
     config = config_of(tmp_path, moved, protocol(tmp_path, 2), data={"max_bad_share": 1.0})
     assert main(["eval", "--config", str(config)]) == 0
-    said = capsys.readouterr().out
-    assert "2 with bad media" in said
+    printed = capsys.readouterr().out
+    assert "2 with bad media" in printed
     out = tmp_path / "runs" / f"eval-{Path(MODEL).name}"
     row = json.loads((out / "result.json").read_text())["sets"]["mine"]
     assert (row["n_total"], row["n_scored"], row["n_bad_media"], row["n"]) == (3, 1, 2, 1)
@@ -86,16 +86,16 @@ def test_a_checkpoint_of_another_family(
         (model / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
     config = config_of(tmp_path, nextqa, protocol(tmp_path, 2))
     assert main(["eval", str(model), "--config", str(config)]) == 2
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     if how == "text":
-        assert "reads text alone" in said and "Use a Qwen-VL checkpoint, or leave the media out." in said
+        assert "reads text alone" in printed and "Use a Qwen-VL checkpoint, or leave the media out." in printed
     else:
-        assert "Model type 'llama' is not supported; supported are " in said and "qwen2_5_vl" in said
-        assert "Use a checkpoint of one of these, or register the family" in said
+        assert "Model type 'llama' is not supported; supported are " in printed and "qwen2_5_vl" in printed
+        assert "Use a checkpoint of one of these, or register the family" in printed
     assert not list((tmp_path / "runs").glob("*/answers_*"))
 
 
-def test_a_result_of_another_protocol_is_not_gone_on_with(
+def test_a_result_of_another_protocol_is_not_resumed(
     nextqa: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = str(config_of(tmp_path, nextqa, protocol(tmp_path, 2)))
@@ -109,12 +109,14 @@ def test_a_result_of_another_protocol_is_not_gone_on_with(
     capsys.readouterr()
     other = ["eval", "--config", config, f"eval.protocols={{mine: {protocol(tmp_path, 3)}}}"]
     assert main(other) == 2
-    said = capsys.readouterr().err
-    assert "holds an unfinished evaluation with another protocol" in said
-    assert "protocols.mine.max_new_tokens: 2 then, 3 now" in said
-    assert "Repeat it as it was, or set eval.resume=never, which moves it aside." in said
+    printed = capsys.readouterr().err
+    assert "holds an unfinished evaluation with another protocol" in printed
+    assert "protocols.mine.max_new_tokens: 2 then, 3 now" in printed
+    assert "Repeat it as it was, or set eval.resume=never, which moves it aside." in printed
     assert (out / "answers_mine.jsonl").read_bytes() == answers
-    # And where a finished one is compared, the difference is said.
+    assert main([*other, "eval.resume=never"]) == 0
+    assert "moved it to" in capsys.readouterr().out
+    # And where a finished one is compared, the difference is shown.
     assert main(["eval", "--config", config]) == 0
     result = out / "result.json"
     capsys.readouterr()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.odd_server import Reply
-from tests.support.processes import ROOT, ModuleProcess, launch_ranks
-from tests.support.runs import read_lines, write_config
+from tests.support.processes import ROOT
+from tests.support.runs import eval_config, read_lines, write_config
 from tests.support.tiny_server import TinyServer
 from vlm_pg.cli import main
 from vlm_pg.prompts.prompt_source import PromptSource
@@ -36,7 +35,7 @@ def shared() -> Iterator[TinyServer]:
 def server(shared: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
     monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    shared.asked.clear()
+    shared.bodies.clear()
     yield shared
     shared.next_reply = lambda number: None
     shared.schema = None
@@ -59,18 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     write_config(path / "own.yaml", own)
     records = str(path / "clips" / "eval_seen.jsonl")
-    write_config(
-        path / "run.yaml",
-        {
-            "run": {"dir": str(path / "runs" / "unused")},
-            "model": {"path": str(MODEL)},
-            "data": {"eval": {"plain": records, "protocol": records}},
-            "media": {"workers": 0},
-            "rollout": {"max_new_tokens": 7, "max_batch_rollouts": 4},
-            "training": {"steps": 1, "torch_threads": 1},
-            "eval": {"protocols": {"protocol": str(path / "own.yaml")}, "thumbnails": 0},
-            "observe": {"trackers": [], "report": False},
-        },
+    eval_config(
+        path,
+        {"plain": records, "protocol": records},
+        rollout={"max_new_tokens": 7, "max_batch_rollouts": 4},
+        eval={"protocols": {"protocol": str(path / "own.yaml")}, "thumbnails": 0},
     )
     return path
 
@@ -111,16 +103,16 @@ def in_process(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path, shared: TinyServer) -> tuple[Path, list[dict[str, Any]]]:
-    shared.asked.clear()
+    shared.bodies.clear()
     assert evaluate(folder, "served", *by(shared)) == 0
-    return folder / "served" / f"{NAME}-server", list(shared.asked)
+    return folder / "served" / f"{NAME}-server", list(shared.bodies)
 
 
 def test_a_server_with_the_same_weights_gives_the_same_answers(
     in_process: Path, served: tuple[Path, list[dict[str, Any]]]
 ) -> None:
-    out, asked = served
-    assert len(asked) == 2 * QUESTIONS
+    out, requests = served
+    assert len(requests) == 2 * QUESTIONS
     for name in ("plain", "protocol"):
         assert answers(out, name) == answers(in_process, name)
     assert result_of(out)["sets"] == result_of(in_process)["sets"]
@@ -131,8 +123,8 @@ def test_a_server_with_the_same_weights_gives_the_same_answers(
 def test_the_protocols_words_and_sampling_are_what_is_sent(
     folder: Path, served: tuple[Path, list[dict[str, Any]]]
 ) -> None:
-    _, asked = served
-    own = [body for body in asked if body.get("continue_final_message")]
+    _, requests = served
+    own = [body for body in requests if body.get("continue_final_message")]
     assert len(own) == QUESTIONS
     questions = {record["problem"] for record in read_lines(folder / "clips" / "eval_seen.jsonl")}
     for body in own:
@@ -152,13 +144,13 @@ def test_the_protocols_words_and_sampling_are_what_is_sent(
             "add_generation_prompt",
         )
         assert [body[key] for key in fields] == [0.0, 9, 1.5, 1.0, -1, False]
-    others = [body for body in asked if not body.get("continue_final_message")]
+    others = [body for body in requests if not body.get("continue_final_message")]
     assert {(body["max_tokens"], body["presence_penalty"]) for body in others} == {(7, 0.0)}
 
 
 @pytest.mark.matrix
-def test_the_record_says_who_answered_and_that_its_weights_are_not_known(
-    served: tuple[Path, list[dict[str, Any]]], shared: TinyServer
+def test_the_record_and_a_repetition_say_that_the_servers_weights_are_unknown(
+    served: tuple[Path, list[dict[str, Any]]], server: TinyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = result_of(served[0])["protocol"]
     decides = record["decides"]
@@ -167,42 +159,13 @@ def test_the_record_says_who_answered_and_that_its_weights_are_not_known(
     assert (known["kind"], known["model"]) == ("vllm", "tiny")
     assert known["asked"]["protocol"]["presence_penalty"] == 1.5 and known["asked"]["plain"]["max_tokens"] == 7
     assert decides["settings"]["rollout"]["engine"] == "server"
-    assert record["machine"] == {"device": "a server's", "url": shared.url}
-
-
-@pytest.mark.matrix
-def test_a_repetition_says_that_nobody_knows_the_servers_weights(
-    served: tuple[Path, list[dict[str, Any]]], server: TinyServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+    assert record["machine"] == {"device": "a server's", "url": server.url}
     assert main(["eval", "--like", str(served[0] / "result.json")]) == 0
-    said = capsys.readouterr().out
-    assert (
-        "not known to be equal: weights and program of the server that gave the earlier and the later answers" in said
-    )
-    assert f"plain: accuracy {result_of(served[0])['sets']['plain']['accuracy']:.4f}" in said
-    assert said.count(f"{QUESTIONS} of {QUESTIONS} questions equal") == 2
-
-
-def test_no_weights_are_loaded(
-    folder: Path, server: TinyServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refused(*given: Any, **more: Any) -> None:
-        raise AssertionError("weights were loaded")
-
-    monkeypatch.setattr("vlm_pg.eval.main.load_policy", refused)
-    assert evaluate(folder, "none", *by(server), "eval.limit=2", "eval.sets=[plain]") == 0
-    said = capsys.readouterr().out
-    assert "answers of 'tiny'" in said and "which weights that server was started with is not known here" in said
-
-
-@pytest.mark.matrix
-def test_several_answers_are_drawn_under_a_seed_each_question_has(folder: Path, server: TinyServer) -> None:
-    sampled = ("eval.num_generations=3", "eval.temperature=1.0", "eval.sets=[plain]", "eval.limit=4")
-    for run in ("drawn", "drawn-again"):
-        assert evaluate(folder, run, *by(server), *sampled) == 0
-    first, again = (answers(folder / run / f"{NAME}-n3-t1-server", "plain") for run in ("drawn", "drawn-again"))
-    assert first == again and all(len(row["outputs"]) == 3 for row in first)
-    assert len({body["seed"] for body in server.asked}) == 4 and {body["n"] for body in server.asked} == {3}
+    printed = capsys.readouterr().out
+    unknown = "weights and program of the server that gave the earlier and the later answers"
+    assert f"not known to be equal: {unknown}" in printed
+    assert f"plain: accuracy {result_of(served[0])['sets']['plain']['accuracy']:.4f}" in printed
+    assert printed.count(f"{QUESTIONS} of {QUESTIONS} questions equal") == 2
 
 
 def test_a_question_without_a_usable_answer_is_a_fault_and_not_a_zero(folder: Path, server: TinyServer) -> None:
@@ -210,12 +173,12 @@ def test_a_question_without_a_usable_answer_is_a_fault_and_not_a_zero(folder: Pa
 
     def unfit(reply: Reply) -> None:
         words = reply.asked["messages"][-1]["content"][-1]["text"]
-        if broken["problem"] in words and all(option in words for option in broken["options"]) and _is_asked(reply):
+        if broken["problem"] in words and all(option in words for option in broken["options"]) and _is_chosen(reply):
             reply.value["choices"][0]["message"]["content"] = None
 
     chosen: list[str] = []
 
-    def _is_asked(reply: Reply) -> bool:
+    def _is_chosen(reply: Reply) -> bool:
         """The first question that comes with these words, whenever it comes."""
         video = reply.asked["messages"][-1]["content"][0]["video_url"]["url"]
         chosen[:] = chosen or [video]
@@ -239,11 +202,11 @@ def test_a_video_that_the_server_would_read_at_other_times_is_a_fault(
     assert evaluate(folder, "rate", *by(server), "eval.sets=[plain]", "media.fps=1.0", "media.min_frames=2") == 2
     assert "No question of plain could be scored" in capsys.readouterr().err
     rows = answers(folder / "rate" / f"{NAME}-server", "plain")
-    assert {row["fault"][0] for row in rows} == {"video_for_server"} and not server.asked
+    assert {row["fault"][0] for row in rows} == {"video_for_server"} and not server.bodies
 
 
 @pytest.mark.matrix
-def test_an_evaluation_whose_server_fails_goes_on_where_it_was(
+def test_an_evaluation_whose_server_fails_resumes_at_a_server_that_has_moved(
     folder: Path, served: tuple[Path, list[dict[str, Any]]], server: TinyServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(reply: Reply) -> None:
@@ -251,37 +214,17 @@ def test_an_evaluation_whose_server_fails_goes_on_where_it_was(
 
     server.next_reply = lambda number: fails if number >= 6 else None
     assert evaluate(folder, "failed", *by(server)) == 2
-    said = capsys.readouterr().err
-    assert "The same command goes on where this one ended." in said and "run.resume" not in said
-    before = len(server.asked)
-    server.next_reply = lambda number: None
-    assert evaluate(folder, "failed", *by(server)) == 0
-    assert "going on: " in capsys.readouterr().out
-    assert len(server.asked) - before < 2 * QUESTIONS
-    out = folder / "failed" / f"{NAME}-server"
-    for name in ("plain", "protocol"):
-        assert answers(out, name) == answers(served[0], name)
-
-
-@pytest.mark.matrix
-def test_a_killed_evaluation_goes_on_at_a_server_that_has_moved(
-    folder: Path, served: tuple[Path, list[dict[str, Any]]], server: TinyServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    process = ModuleProcess("vlm_pg.cli", *arguments(folder, "killed", *by(server)))
-    out = folder / "killed" / f"{NAME}-server"
-    while process.returncode is None:
-        if sum(len(path.read_bytes().splitlines()) for path in out.glob("answers_plain.part-*.jsonl")) >= 4:
-            process.kill()
-            break
-        time.sleep(0.002)
-    process.finish()
+    printed = capsys.readouterr().err
+    assert "The same command goes on where this one ended." in printed and "run.resume" not in printed
     moved = TinyServer(MODEL)
     try:
-        assert evaluate(folder, "killed", *by(moved)) == 0
+        assert evaluate(folder, "failed", *by(moved)) == 0
     finally:
         moved.stop()
-    said = capsys.readouterr().out
-    assert "going on: " in said and f"url: {server.url} then, {moved.url} now" in said
+    printed = capsys.readouterr().out
+    assert "going on: " in printed and f"url: {server.url} then, {moved.url} now" in printed
+    assert len(moved.bodies) < 2 * QUESTIONS
+    out = folder / "failed" / f"{NAME}-server"
     for name in ("plain", "protocol"):
         assert answers(out, name) == answers(served[0], name)
 
@@ -308,14 +251,6 @@ def test_the_server_is_busy_while_the_next_prompts_are_made(
     assert answers(folder / "ahead" / f"{NAME}-server", "plain") == answers(served[0], "plain")
 
 
-@pytest.mark.matrix
-def test_ranks_share_the_questions(folder: Path, served: tuple[Path, list[dict[str, Any]]], server: TinyServer) -> None:
-    launch_ranks("vlm_pg.cli", *arguments(folder, "ranks", *by(server)), ranks=2)
-    for name in ("plain", "protocol"):
-        assert answers(folder / "ranks" / f"{NAME}-server", name) == answers(served[0], name)
-    assert len(server.asked) == 2 * QUESTIONS
-
-
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
@@ -332,35 +267,37 @@ def test_what_a_server_cannot_be_asked_is_refused_before_anything_is(
     server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
     assert evaluate(folder, f"refused-{sets}", *by(server), f"eval.sets=[{sets}]") == 2
     assert message in capsys.readouterr().err
-    assert not server.asked and not list(folder.glob(f"refused-{sets}/*/answers_*"))
+    assert not server.bodies and not list(folder.glob(f"refused-{sets}/*/answers_*"))
 
 
-def test_an_adapter_is_refused_where_the_server_would_load_it(
+def test_an_adapter_for_transformers_serve_and_an_absent_server_are_refused(
     folder: Path, server: TinyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(MODEL)}))
     server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
     code = main(["eval", str(tmp_path), "--config", str(folder / "run.yaml"), *by(server)])
     assert code == 2 and "is an adapter, which transformers serve cannot load" in capsys.readouterr().err
-
-
-def test_a_server_that_is_none_is_refused(folder: Path, server: TinyServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate(folder, "away", *by(server), "rollout.server.url=http://127.0.0.1:9/v1") == 2
-    said = capsys.readouterr().err
-    assert "has not answered for 0 s" in said and "The same command goes on" in said
+    printed = capsys.readouterr().err
+    assert "has not answered for 0 s" in printed and "The same command goes on" in printed
     assert not (folder / "away").exists() or not list((folder / "away").glob("*/answers_*"))
 
 
-def test_a_model_that_is_named_by_the_key_is_recorded_without_it(
+def test_no_weights_are_loaded_and_a_model_named_by_the_key_is_recorded_without_it(
     folder: Path, server: TinyServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def refused(*given: Any, **more: Any) -> None:
+        raise AssertionError("weights were loaded")
+
     key = "sk-0123456789abcdefghij"
+    monkeypatch.setattr("vlm_pg.eval.main.load_policy", refused)
     monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.setattr(server, "models", {"data": [{"id": f"m-{key}", "owned_by": "vllm"}]})
     assert evaluate(folder, "key", *by(server), "eval.limit=1", "eval.sets=[plain]") == 0
-    assert {body["model"] for body in server.asked} == {f"m-{key}"}
-    said = capsys.readouterr()
-    assert "answers of 'm-[key]'" in said.out and key not in said.out + said.err
+    assert {body["model"] for body in server.bodies} == {f"m-{key}"}
+    printed = capsys.readouterr()
+    assert "answers of 'm-[key]'" in printed.out and "which weights that server was started with is" in printed.out
+    assert key not in printed.out + printed.err
     out = folder / "key" / f"{NAME}-server"
     assert result_of(out)["protocol"]["decides"]["server"]["model"] == "m-[key]"
     assert [path for path in out.rglob("*") if path.is_file() and key.encode() in path.read_bytes()] == []

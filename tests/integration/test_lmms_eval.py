@@ -17,7 +17,7 @@ import pytest
 
 from data_pipelines.embedded import main as prepare_embedded
 from tests.support.processes import ROOT
-from tests.support.runs import read_lines, run_cli, write_config
+from tests.support.runs import eval_config, read_lines, run_cli
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.prompts.builder import question_words
@@ -97,25 +97,12 @@ def write_task(folder: Path, clips: Path) -> None:
 def lmms_eval(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Its lines of samples and its results. Of an error it tells, and exits with 0."""
     out = folder / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "lmms_eval",
-        "--model",
-        "vlm_pg",
-        "--tasks",
-        "flashes",
-        "--include_path",
-        str(folder),
-    ]
+    command = [sys.executable, "-m", "lmms_eval", "--model", "vlm_pg", "--tasks", "flashes"]
+    command += ["--include_path", str(folder)]
     command += ["--model_args", f"pretrained={MODEL},device=cpu,media.workers=0"]
     command += ["--log_samples", "--output_path", str(out), "--reasoning_tags", "none"]
-    values = {
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        "HF_HOME": str(folder / "hf"),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    values = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    values["CUDA_VISIBLE_DEVICES"] = ""
     environment = os.environ | values | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -128,19 +115,8 @@ def lmms_eval(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def test_answers_are_those_of_our_own_evaluation(tmp_path: Path, clips: Path):
     write_task(tmp_path / "task", clips)
     lines, results = lmms_eval(tmp_path / "task")
-    config = tmp_path / "run.yaml"
-    write_config(
-        config,
-        {
-            "run": {"dir": str(tmp_path / "runs" / "unused")},
-            "model": {"path": MODEL},
-            "data": {"eval": {"seen": str(clips / "eval_seen.jsonl")}},
-            "media": {"workers": 0},
-            "rollout": {"max_new_tokens": LONGEST},
-            "training": {"steps": 1, "torch_threads": 1},
-            "observe": {"trackers": [], "report": False},
-        },
-    )
+    sets = {"seen": clips / "eval_seen.jsonl"}
+    config = eval_config(tmp_path, sets, rollout={"max_new_tokens": LONGEST})
     done = run_cli("eval", "--config", str(config))
     assert done.returncode == 0, done.stdout + done.stderr
     [answers] = (tmp_path / "runs").rglob("answers_seen.jsonl")

@@ -9,7 +9,7 @@ from vlm_pg.types import AnswerKind, MediaRef, Sample
 CAT_OR_DOG = ("A. a cat", "B. a dog")
 
 
-def asked(
+def question_of(
     kind: AnswerKind, question: str = "Who is seen?", options: tuple[str, ...] = (), subtitles: str = "", **details: Any
 ) -> Sample:
     media = (MediaRef("video", "1.mp4", subtitles=subtitles),)
@@ -17,4 +17,4 @@ def asked(
 
 
 def choice(**details: Any) -> Sample:
-    return asked("multiple_choice", options=CAT_OR_DOG, **details)
+    return question_of("multiple_choice", options=CAT_OR_DOG, **details)

@@ -65,28 +65,21 @@ class Case:
 
 CASES = {
     "short": Case(prefix=2048),
-    "short-checkpointing": Case(prefix=2048, model={"gradient_checkpointing": True}),
     "short-bf16-checkpointing": Case(prefix=2048, model={"dtype": "bf16", "gradient_checkpointing": True}),
-    "fp32": Case(),
     "fp32-checkpointing": Case(prefix=8192, model={"gradient_checkpointing": True}),
-    "bf16": Case(model={"dtype": "bf16"}),
     "bf16-checkpointing": Case(prefix=8192, model={"dtype": "bf16", "gradient_checkpointing": True}),
     "chunks": Case(prefix=4096, responses=(512,) * 8, budget=4096 + 1024),
     "chunks-checkpointing": Case(
         prefix=8192, responses=(512,) * 8, budget=8192 + 1024, model={"gradient_checkpointing": True}
     ),
     "frozen-tower": Case(frames=64),
-    "trained-tower": Case(frames=64, model={"train": PARTS}),
     "trained-tower-bf16-checkpointing": Case(
         frames=64, model={"train": PARTS, "dtype": "bf16", "gradient_checkpointing": True}
     ),
     "merger": Case(frames=64, model={"train": ("merger", "language")}),
-    "merger-alone": Case(frames=64, model={"train": ("merger",)}),
-    "frozen-language": Case(frames=64, model={"train": ("tower", "merger"), "dtype": "bf16"}),
     "frozen-language-checkpointing": Case(
         frames=64, model={"train": ("tower", "merger"), "gradient_checkpointing": True}
     ),
-    "lora": Case(model={"lora": {"rank": 8}}),
     "lora-bf16-checkpointing": Case(
         prefix=8192, model={"lora": {"rank": 8}, "dtype": "bf16", "gradient_checkpointing": True}
     ),
@@ -95,7 +88,6 @@ CASES = {
     "zero3-checkpointing": Case(zero="configs/deepspeed/zero3.json", model={"gradient_checkpointing": True}),
     "qwen3": Case(family="qwen3_vl"),
     "wide-checkpointing": Case(text=WIDE, responses=(128,) * 4, model={"gradient_checkpointing": True}),
-    "wide-bf16-logits": Case(prefix=1024, text=WIDE, responses=(256,) * 4, model={"dtype": "bf16"}),
     "wide-bf16-small-logits": Case(
         prefix=2048, text=WIDE, responses=(256,) * 4, model={"dtype": "bf16", "logits_chunk_mb": 8}
     ),

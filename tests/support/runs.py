@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,16 @@ def run_cli(*arguments: str, timeout_seconds: float = 600, **environment: str) -
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def eval_config(folder: Path, sets: Mapping[str, Path | str], **sections: Mapping[str, Any]) -> Path:
+    """A configuration in ``folder`` that evaluates the tiny model on prepared sets, results in its folder ``runs``."""
+    whole: dict[str, Any] = {
+        "run": {"dir": str(folder / "runs" / "unused")},
+        "model": {"path": str(ROOT / "assets/tiny-qwen2_5-vl")},
+        "data": {"eval": {name: str(records) for name, records in sets.items()}},
+        "media": {"workers": 0},
+        "training": {"steps": 1, "torch_threads": 1},
+        "observe": {"trackers": [], "report": False},
+    }
+    return write_config(folder / "run.yaml", whole | sections)

@@ -24,23 +24,24 @@ from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt
 
+SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
 # What no request may set by vLLM's default (--trust-request-mm-kwargs).
 UNTRUSTED = ("media_io_kwargs", "mm_processor_kwargs")
 
 
 class TinyServer(OddServer):
-    """``asked``: the bodies of all requests, in order. ``next_reply`` as of ``OddServer``."""
+    """``bodies``: the bodies of all requests, in order. ``next_reply`` as of ``OddServer``."""
 
     def __init__(self, model: Path):
         self._policy = load_policy(model, device="cpu")
-        self._turn = threading.Lock()
-        self.asked: list[dict[str, Any]] = []
+        self._policy_lock = threading.Lock()
+        self.bodies: list[dict[str, Any]] = []
         super().__init__()
 
     def reply(self, body: dict[str, Any]) -> Reply:
-        with self._turn:
-            number = len(self.asked)
-            self.asked.append(body)
+        with self._policy_lock:
+            number = len(self.bodies)
+            self.bodies.append(body)
             for name in UNTRUSTED:
                 if body.get(name):
                     error = {"message": f"Per-request {name} are disabled by default", "code": 400}
@@ -50,12 +51,8 @@ class TinyServer(OddServer):
                 num_generations=body.get("n", 1),
                 max_new_tokens=body["max_tokens"],
                 min_new_tokens=body["min_tokens"],
-                temperature=body["temperature"],
-                top_p=body["top_p"],
                 top_k=max(0, body["top_k"]),
-                min_p=body["min_p"],
-                repetition_penalty=body["repetition_penalty"],
-                presence_penalty=body["presence_penalty"],
+                **{name: body[name] for name in SAMPLING},
             )
             (answers,) = RolloutEngine(self._policy, settings, seed=body["seed"]).generate([prompt], 0)
             choices = [

@@ -105,15 +105,9 @@ def can_use_flash_attention_2(case: ModelCase) -> bool:
 
 def random_policy(spec: Spec) -> Policy:
     """The model that a specification names, with random weights."""
-    model = random_model(spec["model"], device=spec["device"], dtype=DTYPES[spec["dtype"]])
-    return make_policy(model, None, settings_of(spec))
-
-
-def settings_of(spec: Spec) -> ModelSettings:
-    """Those of the policy that a specification names."""
-    return ModelSettings(
-        path=spec["model"], dtype=spec["dtype"], gradient_checkpointing=spec.get("checkpointing", False)
-    )
+    name, dtype = spec["model"], spec["dtype"]
+    settings = ModelSettings(path=name, dtype=dtype, gradient_checkpointing=spec.get("checkpointing", False))
+    return make_policy(random_model(name, device=spec["device"], dtype=DTYPES[dtype]), None, settings)
 
 
 def random_model(
@@ -125,9 +119,7 @@ def random_model(
 ) -> Any:
     """A Qwen2.5-VL with random weights and the language model's shape of that name; its vision tower is a stub.
 
-    Weights are drawn on ``device``: equal there for equal seeds.
-
-    ``tower``: values of its config in place of the stub.
+    Weights are drawn on ``device``: equal there for equal seeds. ``tower``: values of its config instead of the stub's.
     """
     from transformers import Qwen2_5_VLForConditionalGeneration
 

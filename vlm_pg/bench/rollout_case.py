@@ -93,7 +93,7 @@ class GenerationCase(ModelCase):
 def never_choose_special_tokens(policy: Policy) -> None:
     """Make the logits of end and media tokens 0, below the highest of so many random ones.
 
-    So everybody generates as many tokens as asked for, and nobody has to forbid the end, which costs time per token.
+    So all contestants generate the requested number of tokens without forbidding the end, which costs time per token.
     """
     policy.model.lm_head.weight[policy.vocab_size - SPECIAL_IDS :].zero_()
 
@@ -116,7 +116,7 @@ class Compared(Protocol):
 
 
 def check_count(name: str, tokens: torch.Tensor, case: Compared, new_tokens: int) -> None:
-    """Raise RuntimeError unless every rollout has exactly as many tokens as asked for, none of them a special one."""
+    """Raise RuntimeError unless every rollout has exactly ``new_tokens`` tokens, none of them a special one."""
     expected = (case.rollouts, new_tokens)
     if tuple(tokens.shape) != expected:
         raise RuntimeError(

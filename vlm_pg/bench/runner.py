@@ -202,7 +202,13 @@ class PointsRun(ABC, Generic[PointT]):
     def lines(self, record: dict[str, Any]) -> list[str]:
         """Printed lines of a measured point."""
         lines = [line for name, entry in record["contestants"].items() for line in self.entry_lines(name, entry)]
-        if busy := _disturbed(record):
+        # Processor seconds are measured on CPUs only.
+        busy = [
+            name
+            for name, entry in record["contestants"].items()
+            if sum(entry.get("cpu_seconds", entry["seconds"])) < UNDISTURBED_SHARE * sum(entry["seconds"])
+        ]
+        if busy:
             words = "other programs were busy: {} had a core only part of the time; measure again"
             lines.append(f"  {words.format(', '.join(busy))}")
         return lines + [f"  {name:24} failed: {reason}" for name, reason in record["failed"].items()]
@@ -222,15 +228,6 @@ class PointsRun(ABC, Generic[PointT]):
         self.results.add_skipped(point, measured["failed"])
         self.results.add_point(record)
         print("\n".join(self.lines(record)), flush=True)
-
-
-def _disturbed(record: dict[str, Any]) -> list[str]:
-    """Contestants that had to wait for a core; processor seconds are taken on CPUs only."""
-    return [
-        name
-        for name, entry in record["contestants"].items()
-        if sum(entry.get("cpu_seconds", entry["seconds"])) < UNDISTURBED_SHARE * sum(entry["seconds"])
-    ]
 
 
 def gib_words(num_bytes: float | None, decimals: int) -> str:
@@ -328,8 +325,16 @@ class Results:
         Raises:
             ConfigError: no such file, not one of ours, of another measurement, or other settings.
         """
-        data = read_results(path)
-        if data["measurement"] != measurement:
+        try:
+            data = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read as a file of `vlm-pg bench`: {error}. Check the path.") from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise ConfigError(
+                f"{path} has format {found!r}; this release reads format {FORMAT}. Measure again with `vlm-pg bench`."
+            )
+        if data.setdefault("measurement", "step") != measurement:
             raise ConfigError(
                 f"{path} was written by `vlm-pg bench {data['measurement']}`, not by `vlm-pg bench {measurement}`. "
                 "Give another file to --out."
@@ -368,21 +373,6 @@ class Results:
 
 def _is_at(entry: dict[str, Any], point: Point) -> bool:
     return all(entry[key] == value for key, value in point.identity.items())
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """Raises ConfigError where there is no results file."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as a file of `vlm-pg bench`: {error}. Check the path.") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        found = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise ConfigError(
-            f"{path} has format {found!r}; this release reads format {FORMAT}. Measure again with `vlm-pg bench`."
-        )
-    data.setdefault("measurement", "step")
-    return data
 
 
 def describe_machine() -> dict[str, Any]:

@@ -161,12 +161,6 @@ def padded_work(prefix: int, lengths: Sequence[int]) -> Work:
     return repeated_work(prefix, [max(lengths)] * len(lengths))
 
 
-def whole_logits_work(prefix: int, lengths: Sequence[int]) -> Work:
-    """The prefix once, the responses' last tokens read too, and logits for every token."""
-    tokens = prefix + sum(lengths)
-    return Work(tokens, shared_pairs(prefix, lengths), tokens)
-
-
 def forward_flops(shape: LanguageShape, work: Work) -> float:
     """Operations of a forward pass alone."""
     return work.tokens * token_flops(shape) + work.pairs * pair_flops(shape) + work.logit_rows * head_flops(shape)

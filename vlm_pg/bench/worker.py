@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 def measure(spec: Spec) -> dict[str, Any]:
     """Per contestant: peak memory, compared values, seconds of each run; and per contestant that failed, why."""
     build = resolve(spec["case"]).build
-    runs = {name: resolve(place) for name, place in spec["contestants"].items()}
+    runs = {name: resolve(path) for name, path in spec["contestants"].items()}
     measured: dict[str, dict[str, Any]] = {name: {} for name in runs}
     failed: dict[str, str] = {}
     on_cpu = spec["device"] == "cpu"

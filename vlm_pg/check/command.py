@@ -210,7 +210,7 @@ def _presentation(config: RunConfig, name: str | None) -> Presentation:
         config.eval.wording_of(name),
         protocol.answer_prefix,
     )
-    return Presentation(rules, media, protocol.asks, protocol.as_asked)
+    return Presentation(rules, media, protocol.includes, protocol.with_shown_media)
 
 
 def _sets(

@@ -1,4 +1,4 @@
-"""What the parts of evaluation pass to each other.
+"""Records of evaluation.
 
 (Sample, output) -> Reading            a reader: whole outputs or a published rule (``vlm_pg/answers``)
 Sample, n Readings -> Answered         one question; a line of ``answers.jsonl``
@@ -18,11 +18,11 @@ from vlm_pg.types import AnswerKind, FinishReason, Sample
 
 @dataclass(frozen=True)
 class Judged:
-    """What a judge model said of an output, beside the reading of the rules (``judging/``).
+    """A judge model's decision about an output, beside the reading of the rules (``judging/``).
 
-    ``form``: what it was asked. ``decided``: whether its reply could be used. ``answer``: which answer it found, None
-    where it found none. ``score``: with its decision; where there is none, that of the rules. ``note``: why it has not
-    decided. ``reply``: the end of what it wrote.
+    ``form``: of its question. ``decided``: whether its reply could be used. ``answer``: the answer it found, if any.
+    ``score``: with its decision; where there is none, that of the rules. ``note``: why it has not decided. ``reply``:
+    the end of its reply.
     """
 
     form: str
@@ -35,9 +35,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Output:
-    """One answer of a model to a question. ``num_tokens``: its length, end token included; None if nobody counted.
+    """One answer of a model to a question. ``num_tokens``: its length, end token included; None if unknown.
 
-    ``judged``: by a judge model, if one was asked; it is no part of what two results are compared by.
+    ``judged``: by a judge model, if there is one; comparisons of results ignore it.
     """
 
     text: str
@@ -85,7 +85,7 @@ class Answered:
 
     @property
     def num_options(self) -> int:
-        """How many options there are to choose one of, 0 where none is to be chosen."""
+        """Options to choose one of; 0 where none is to be chosen."""
         return len(self.options) if self.kind == "multiple_choice" else 0
 
     @property
@@ -105,7 +105,7 @@ class Answered:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Answered:
-        """The question of a row that ``to_row`` made; keys that it does not know are passed over.
+        """The question of a row of ``to_row``; unknown keys are ignored.
 
         Raises:
             KeyError, TypeError: it is no such row.
@@ -126,5 +126,5 @@ class Answered:
 
 
 def cluster_of(sample: Sample) -> str:
-    """What the standard error takes for one draw: the media of a question, whichever part of them is shown."""
+    """The media of a question, whichever part of them is shown: one draw for the standard error."""
     return "|".join(ref.path for ref in sample.media) or sample.sample_id

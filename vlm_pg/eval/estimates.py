@@ -21,9 +21,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
-
-from vlm_pg.eval.student_t import t_quantile
 
 Unit = Literal["fraction", "percent"]
 # (cluster, value) of one question
@@ -33,7 +32,8 @@ Limits = tuple[float, float]
 UNLIMITED: Limits = (-math.inf, math.inf)
 SCORES: Limits = (0.0, 1.0)
 # Below, a standard error is rounding: no spread was seen, which says nothing about its size.
-LEAST_ERROR = 1e-12
+_MIN_ERROR = 1e-12
+_HALVINGS = 100  # of the angle's range in ``t_quantile``: far beyond what a float can hold
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Figure:
 
         None without a standard error, or with one of 0: a few equal scores would claim certainty.
         """
-        if self.value is None or self.standard_error is None or self.standard_error < LEAST_ERROR:
+        if self.value is None or self.standard_error is None or self.standard_error < _MIN_ERROR:
             return None
         reach = t_quantile(self.clusters - 1) * self.standard_error
         return max(self.limits[0], self.value - reach), min(self.limits[1], self.value + reach)
@@ -92,11 +92,7 @@ class Estimate:
         return math.sqrt(math.fsum(move**2 for move in self.moves.values())) if self.has_error else None
 
     def figure(self, unit: Unit = "fraction", scale: float = 1.0) -> Figure:
-        """``scale`` times the value.
-
-        Args:
-            scale: positive.
-        """
+        """``scale`` (positive) times the value."""
         error = self.standard_error
         return Figure(
             self.value * scale,
@@ -122,11 +118,14 @@ def mean_of(values: Sequence[Valued], limits: Limits = UNLIMITED) -> Estimate | 
     """
     if not values:
         return None
-    middle, sums = _deviations(values)
-    count = len(sums)
+    average = math.fsum(value for _, value in values) / len(values)
+    deviations: dict[str, list[float]] = defaultdict(list)
+    for cluster, value in values:
+        deviations[cluster].append(value - average)
+    count = len(deviations)
     factor = math.sqrt(count / (count - 1)) if count > 1 else 1.0
-    moves = {cluster: factor * total / len(values) for cluster, total in sums.items()}
-    return Estimate(middle, len(values), moves, count > 1, limits)
+    moves = {cluster: factor * math.fsum(each) / len(values) for cluster, each in deviations.items()}
+    return Estimate(average, len(values), moves, count > 1, limits)
 
 
 def combination(value: float, parts: Iterable[tuple[float, Estimate]], limits: Limits = UNLIMITED) -> Estimate:
@@ -161,10 +160,30 @@ def mean_of_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
     return combination(value, [(share, part) for part in estimates], limits)
 
 
-def _deviations(values: Sequence[Valued]) -> tuple[float, dict[str, float]]:
-    """The mean, and the sum of deviations from it in each cluster."""
-    middle = math.fsum(value for _, value in values) / len(values)
-    deviations: dict[str, list[float]] = defaultdict(list)
-    for cluster, value in values:
-        deviations[cluster].append(value - middle)
-    return middle, {cluster: math.fsum(each) for cluster, each in deviations.items()}
+@lru_cache(maxsize=1024)
+def t_quantile(degrees: int) -> float:
+    """Half width, in standard errors, of a 95 % interval with Student's t of so many degrees (1 or more): 2.776 for 4.
+
+    The distribution has a closed form in the angle atan(t / sqrt(degrees)) (Abramowitz & Stegun, Handbook of
+    Mathematical Functions, 26.7.3 and 26.7.4), which is inverted by halving.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _coverage(middle, degrees) < 0.95:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _coverage(angle: float, degrees: int) -> float:
+    """P(|T| < sqrt(degrees) * tan(angle))."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * cosine * cosine
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

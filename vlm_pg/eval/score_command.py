@@ -1,4 +1,4 @@
-"""``vlm-pg score``: outputs that were made elsewhere, read, scored and shown as our own are."""
+"""``vlm-pg score``: outputs of other programs, read, scored and reported as our own are."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from typing import Any
 from vlm_pg.answers.whole import WholeReader
 from vlm_pg.data.records import read_records
 from vlm_pg.errors import ConfigError, printable
-from vlm_pg.eval.answer_files import AnswerFiles
+from vlm_pg.eval.answer_files import RESULT, AnswerFiles
 from vlm_pg.eval.external_outputs import read_outputs, score_outputs
 from vlm_pg.eval.figure_lines import table
-from vlm_pg.eval.folder import PROTOCOL, RESULT, move_aside
 from vlm_pg.eval.judging.judge import check_judge, judge_answers, judge_record
-from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol, protocol_names
 from vlm_pg.eval.protocols.protocol import Protocol
-from vlm_pg.eval.readers import OURS, Who, reader_name, reader_of
-from vlm_pg.eval.record import SCHEMA, own_functions, read_record
+from vlm_pg.eval.readers import OURS, ReaderKind, reader_name, reader_of
+from vlm_pg.eval.record import PROTOCOL, SCHEMA, move_aside, own_functions, read_record
 from vlm_pg.eval.report import write_eval_report
+from vlm_pg.eval.settings import EvalJudgeSettings
 from vlm_pg.files import write_json_atomic
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.run_lock import RunLock
@@ -37,17 +36,16 @@ _PATTERNS, _JUDGED = ("answers_*.jsonl", "report.html"), "judged_*.jsonl"
 class Scoring:
     """What is to be scored, and how.
 
-    ``records``: the prepared set. ``outputs``: see ``elsewhere.py``. ``protocol``: its name; None: the official one of
-    the set that the records are of, else the first. ``reader``: ours or published; None: ours, unless the protocol
-    names a reader of the user's own. ``doc_key``: where lmms-eval's "doc"
-    holds the question's id. ``out``: the folder of the result; None: one beside the outputs.
-    ``judge``: a model that is asked where the rules are not enough.
+    ``records``: the prepared set. ``outputs``: see ``external_outputs.py``. ``protocol``: its name; None: the official
+    one of the set of the records, else the first. ``reader``: ours or published; None: ours, unless the protocol names
+    a reader of the user's own. ``doc_key``: the key of lmms-eval's "doc" with the question's id. ``out``: the folder of
+    the result; None: one beside the outputs. ``judge``: a model that decides where the rules cannot.
     """
 
     records: Path
     outputs: Path
     protocol: str | None = None
-    reader: Who | None = None
+    reader: ReaderKind | None = None
     doc_key: str | None = None
     out: Path | None = None
     judge: EvalJudgeSettings = field(default_factory=EvalJudgeSettings)
@@ -71,32 +69,39 @@ def score(scoring: Scoring) -> Path:
     if scoring.reader == "published" and (protocol is None or protocol.reader == OURS):
         name = "there is none for these records" if protocol is None else f"protocol {protocol.name} names none"
         raise ConfigError(f"--reader is published, and {name}. Give a protocol that names a rule, or --reader ours.")
-    asked = [sample for sample in samples if protocol is None or protocol.asks(sample)]
+    included = [sample for sample in samples if protocol is None or protocol.includes(sample)]
     name = "outputs" if protocol is None else protocol.name.partition("/")[0]
-    chosen: Who | None = "ours" if scoring.reader is None and protocol is None else scoring.reader
-    who = reader_name(chosen, protocol)
-    console.info(f"{len(asked):,} questions; protocol {protocol.name if protocol else 'none'}; read by {who}")
+    reader = reader_name(OURS if scoring.reader is None and protocol is None else scoring.reader, protocol)
+    console.info(f"{len(included):,} questions; protocol {protocol.name if protocol else 'none'}; read by {reader}")
     folder = scoring.out or scoring.outputs.with_name(f"scored-{scoring.outputs.stem}")
     _refuse_evaluation(folder)
-    _refuse_own_input(folder, scoring)
-    # lmms-eval numbers questions by their place among all rows, so those that are not asked have theirs, too.
+    for path in (scoring.outputs, scoring.records):
+        if path.parent.resolve() == folder.resolve() and any(map(path.match, (RESULT, *_PATTERNS, _JUDGED))):
+            raise ConfigError(
+                f"{path} has the name of a file that scoring writes into {folder}, and would be moved aside or "
+                "overwritten. Give another folder with --out, or another name to the file."
+            )
+    # lmms-eval numbers questions by their index among all rows, also those that the protocol excludes.
     outputs = read_outputs(scoring.outputs, samples, scoring.doc_key, has_all=not bad)
-    not_asked = {sample.sample_id for sample in samples} - {sample.sample_id for sample in asked}
-    outputs = {name: texts for name, texts in outputs.items() if name not in not_asked}
+    excluded = {sample.sample_id for sample in samples} - {sample.sample_id for sample in included}
+    outputs = {name: texts for name, texts in outputs.items() if name not in excluded}
     with WholeReader(RewardSettings(), console.warn) as whole:
-        reader = reader_of(who, protocol, whole)
-        assert reader is not None
-        how = ("mean", ()) if protocol is None else (protocol.aggregation, protocol.categories)
-        answered, figures = score_outputs(asked, outputs, reader, *how)
-    row = figures.to_row() | {"kind": "eval", "reader": who, "n_not_asked": len(samples) - len(asked)}
-    result = {"sets": {name: row}, "protocol": _record(scoring, protocol, who)}
+        read = reader_of(reader, protocol, whole)
+        assert read is not None
+        aggregation, categories = ("mean", ()) if protocol is None else (protocol.aggregation, protocol.categories)
+        answered, figures = score_outputs(included, outputs, read, aggregation, categories)
+    row = figures.to_row() | {"kind": "eval", "reader": reader, "n_not_asked": len(samples) - len(included)}
+    result = {"sets": {name: row}, "protocol": _record(scoring, protocol, reader)}
     folder.mkdir(parents=True, exist_ok=True)
     lock = RunLock.take(folder, console.info)
     try:
         _refuse_evaluation(folder)
         if (folder / RESULT).exists():
             # The outputs themselves may lie in the folder, and stay there.
-            move_aside(folder, _written(folder, scoring.judge.url is not None), console.info)
+            # A judge reuses its earlier decisions.
+            patterns = (*_PATTERNS, *(() if scoring.judge.url is not None else (_JUDGED,)))
+            written = [folder / RESULT, *(path for pattern in patterns for path in folder.glob(pattern))]
+            move_aside(folder, written, console.info)
         AnswerFiles(folder, rank=0).complete(name, [one.to_row() for one in answered])
         judge_answers(scoring.judge, RewardSettings(), folder, result, console)
         write_json_atomic(folder / RESULT, result)
@@ -110,7 +115,7 @@ def score(scoring: Scoring) -> Path:
 
 
 def _protocol(name: str | None, samples: Sequence[Sample]) -> Protocol | None:
-    """The one of that name, else the official or first one of the records' pipeline; None: there is none."""
+    """The protocol of that name, else the official or first one of the records' pipeline; None: there is none."""
     if name is not None:
         return load_protocol(name)
     sources = {sample.source for sample in samples}
@@ -126,27 +131,11 @@ def _protocol(name: str | None, samples: Sequence[Sample]) -> Protocol | None:
 
 
 def _refuse_evaluation(folder: Path) -> None:
-    """What a model answered is not to be replaced by scores of outputs from elsewhere."""
+    """Scores of external outputs must not replace answers of a model."""
     if (folder / PROTOCOL).exists() or any(folder.glob("answers_*.part-*")):
         raise ConfigError(f"{folder} holds an unfinished evaluation. Give another folder with --out.")
     if (folder / RESULT).exists() and "outputs" not in read_record(folder / RESULT)["decides"]:
         raise ConfigError(f"{folder} holds an evaluation. Give another folder with --out.")
-
-
-def _refuse_own_input(folder: Path, scoring: Scoring) -> None:
-    """What is read must bear no name that is written or moved aside in the folder of the result."""
-    for path in (scoring.outputs, scoring.records):
-        if path.parent.resolve() == folder.resolve() and any(map(path.match, (RESULT, *_PATTERNS, _JUDGED))):
-            raise ConfigError(
-                f"{path} has the name of a file that scoring writes into {folder}, and would be moved aside or "
-                "overwritten. Give another folder with --out, or another name to the file."
-            )
-
-
-def _written(folder: Path, judges: bool) -> list[Path]:
-    """What an earlier scoring wrote there; what a judge decided stays for one that asks it (``judges``)."""
-    patterns = (*_PATTERNS, *(() if judges else (_JUDGED,)))
-    return [folder / RESULT, *(path for pattern in patterns for path in folder.glob(pattern))]
 
 
 def _record(scoring: Scoring, protocol: Protocol | None, reader: str) -> dict[str, Any]:

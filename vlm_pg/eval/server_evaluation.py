@@ -49,6 +49,8 @@ class ServerEvaluation:
         self._config, self._checkpoint, self._model, self._home = config, checkpoint, model, home
         self._warn, self._warned = warn, set[str]()
         self._stopped = Event()
+        # Makes running requests raise InterruptedError.
+        self.stop = self._stopped.set
         self.server = query_server(config.rollout, self._stopped.is_set, self._warn_once, ADVICE)
         if self.server.loads_by_name and adapter_base(checkpoint):
             raise ConfigError(
@@ -69,10 +71,6 @@ class ServerEvaluation:
         if cache.folder is not None and cache.features is not False:
             yield "cache.features: nothing is kept or read, for the tower is the server's"
 
-    def stop(self) -> None:
-        """Make running requests raise InterruptedError."""
-        self._stopped.set()
-
     def sampler(self, item: EvalSet) -> Sampler:
         """The sampler of a set.
 
@@ -92,13 +90,11 @@ class ServerEvaluation:
         Raises:
             ServerError: as ``sampler``, without looking at the questions.
         """
-        config = self._config
-        files = config.data.eval
-        sets = [
-            EvalSet(name, files[name], (), protocol=config.eval.protocol_of(name))
-            for name in config.eval.chosen_sets(list(files))
-        ]
-        fields = {item.name: self._generator(item).fields for item in sets}
+        files, settings = self._config.data.eval, self._config.eval
+        fields = {
+            name: self._generator(EvalSet(name, files[name], (), protocol=settings.protocol_of(name))).fields
+            for name in settings.chosen_sets(list(files))
+        }
         model = str(self._checkpoint) if self.server.loads_by_name else self._model_name()
         return {"kind": self.server.kind, "model": model, "asked": fields}
 

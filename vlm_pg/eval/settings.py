@@ -1,13 +1,13 @@
-"""How rollout accuracy is measured."""
+"""Settings of evaluations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from vlm_pg.eval.judging.settings import EvalJudgeSettings
 from vlm_pg.eval.protocols.load import load_protocol
 from vlm_pg.eval.protocols.protocol import Protocol
 from vlm_pg.settings import Settings
@@ -17,6 +17,45 @@ if TYPE_CHECKING:  # it imports torch, which reading a configuration does not ne
     from vlm_pg.prompts.builder import Wording
 
 Control = Literal["frames_shuffled", "frame_repeated"]
+NO_SETS = "The configuration names no evaluation sets. Add them as data.eval.NAME=PATH, files of prepared records."
+
+
+class EvalJudgeSettings(Settings):
+    """Section ``eval.judge``: a language model behind an OpenAI-compatible URL, asked about outputs that the rules
+    could not read and texts that they call wrong. Figures of the rules stay; those with the judge stand beside them."""
+
+    url: str | None = Field(
+        None, description="Base URL with its version, for example http://127.0.0.1:8000/v1; null: no judge."
+    )
+    model: str | None = Field(None, description="Model name the server knows; default: the first one it lists.")
+    api_key_variable: str = Field(
+        "OPENAI_API_KEY",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Environment variable with the key, sent as bearer token; the key is never stored.",
+    )
+    timeout_seconds: float = Field(120.0, gt=0.0, description="Longest wait for one decision; then there is none.")
+    retries: int = Field(2, ge=0, description="Times a request that failed is sent again.")
+    concurrency: int = Field(16, ge=1, description="Requests in flight at a time.")
+    max_output_characters: int = Field(
+        20_000, ge=100, description="Longest output that is shown to the judge; longer ones are counted as undecided."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not value.startswith(("http://", "https://")):
+            raise ValueError(
+                f"is {value!r}. The base URL of an OpenAI-compatible server is expected, for example "
+                "http://127.0.0.1:8000/v1. Correct it, or set eval.judge.url=null for no judge."
+            )
+        if "@" in urlsplit(value).netloc:
+            raise ValueError(
+                "has a name or a password in it, which results would show. Leave them out, and put the key into the "
+                "environment variable that eval.judge.api_key_variable names."
+            )
+        return value
 
 
 class EvalSettings(Settings):
@@ -76,10 +115,12 @@ class EvalSettings(Settings):
         """The protocol of the set ``name``; None: it goes by the configuration."""
         return load_protocol(self.protocols[name]) if name in self.protocols else None
 
-    def asked(self, name: str, samples: Sequence[Sample]) -> list[Sample]:
-        """Those of the set's questions that its protocol asks, with the media that it shows, whatever ``limit`` is."""
+    def reported_questions(self, name: str, samples: Sequence[Sample]) -> list[Sample]:
+        """The set's questions that its protocol includes, with the media that it shows, whatever ``limit`` is."""
         protocol = self.protocol_of(name)
-        return list(samples) if protocol is None else [protocol.as_asked(one) for one in samples if protocol.asks(one)]
+        if protocol is None:
+            return list(samples)
+        return [protocol.with_shown_media(one) for one in samples if protocol.includes(one)]
 
     def wording_of(self, name: str) -> Wording | None:
         """The words of that protocol; None: of section ``prompt``."""
@@ -101,10 +142,6 @@ class EvalSettings(Settings):
         if self.limit is not None and known:
             lines.append(f"eval.limit: only the first {self.limit:,} usable records of each evaluation set are asked")
         return lines
-
-    def is_controlled(self, name: str) -> bool:
-        """Whether the controls run on the set ``name``."""
-        return self.control_sets is None or name in self.control_sets
 
     def impossible(self) -> list[str]:
         without = [name for name, protocol in self.protocols.items() if load_protocol(protocol).reader == "ours"]

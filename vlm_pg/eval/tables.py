@@ -1,4 +1,4 @@
-"""The figures of one evaluation set as its own rule makes them, and grouping questions by what the set publishes."""
+"""The figures of one evaluation set by its own rule, and grouping of questions by what the set publishes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Groups = Mapping[str, Sequence[Answered]]
 
 @dataclass
 class Table:
-    """What a rule makes of a set's questions.
+    """The figures of a rule.
 
     ``figures``: of the whole set, by name; ``main`` is the name of the one that is cited. ``groups``: by what the set
-    groups by, then by group. ``notes``: what a reader has to know of them, such as a task without questions.
-    ``left_out``: questions of ``answered`` that belong to another figure than the set's own.
+    groups by, then by group. ``notes``: remarks on them, such as a task without questions. ``left_out``: questions that
+    belong to another figure than the set's own.
     """
 
     main: str
@@ -32,11 +32,14 @@ class Table:
     left_out: tuple[Answered, ...] = ()
 
     def group_by(self, answered: Sequence[Answered], *keys: str) -> None:
-        """Add the means by each of these details; of those that no question has, none."""
+        """Add the means by each of these details that some question has."""
         for key in keys:
-            groups = grouped(answered, key)
-            if groups:
-                self.groups[key] = {name: figure_of(items) for name, items in groups.items()}
+            if groups := grouped(answered, key):
+                self.add_groups(key, groups)
+
+    def add_groups(self, key: str, groups: Groups) -> None:
+        """Add the mean of each of these groups."""
+        self.groups[key] = {name: figure_of(items) for name, items in groups.items()}
 
 
 def detail(question: Answered, key: str) -> Any:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from vlm_pg.errors import SampleError
-from vlm_pg.eval.protocols.protocol import OptionStyle, Protocol, SubtitleRule, detail_text
-from vlm_pg.eval.protocols.template import DETAILS
+from vlm_pg.eval.protocols.protocol import DETAILS, OptionStyle, Protocol, SubtitleRule, detail_text
 from vlm_pg.prompts.turn import Turn, marked, marked_question, with_media
 from vlm_pg.types import Cue, DecodedMedia, Sample
 
@@ -22,10 +21,8 @@ def words(
     """System message and user's turn of a question, word for word.
 
     Args:
-        protocol: whose wording.
-        sample: the question.
-        subtitle_cues: those of its video, in order; () where it has no file of them.
-        frame_seconds: when the frames that are shown stand, on the same clock.
+        subtitle_cues: of its video, in order; () where it has no file of them.
+        frame_seconds: times of the frames that are shown, on the same clock.
 
     Returns:
         (system, user); "" for no system message. ``user`` is as ``with_media`` takes it.
@@ -43,16 +40,19 @@ def words(
             "question out, or choose a protocol that asks it.",
         )
     subtitles = shown_subtitles(protocol.subtitles, sample, subtitle_cues, frame_seconds)
+    question = sample.question
+    for part in protocol.without:
+        question = question.replace(part, "").strip()
 
-    def value(place: str, is_optional: bool) -> str:
-        if place.startswith(DETAILS):
-            key = place.removeprefix(DETAILS)
+    def value(placeholder: str, is_optional: bool) -> str:
+        if placeholder.startswith(DETAILS):
+            key = placeholder.removeprefix(DETAILS)
             return "" if is_optional and key not in sample.details else _detail(protocol, sample, key)
         return {
-            "question": marked_question(_without(sample.question, protocol.without)),
+            "question": marked_question(question),
             "options": "\n".join(marked(restyled(option, protocol.option_style)) for option in sample.options),
             "subtitles": subtitles,
-        }[place]
+        }[placeholder]
 
     return protocol.system, template.fill(value)
 
@@ -65,7 +65,7 @@ def wording_of(protocol: Protocol) -> Callable[[Sample, Sequence[DecodedMedia]],
 
     Raises:
         SampleError: as ``words`` and ``with_media``; ``not_asked`` where frames and texts are to be interleaved and the
-            media are not one video, or the question has a place for it among its words.
+            media are not one video, or the question places the video among its words.
     """
     return partial(_words_over_media, protocol)
 
@@ -88,7 +88,7 @@ def _words_over_media(protocol: Protocol, sample: Sample, media: Sequence[Decode
 
 
 def interleaved(cues: Sequence[Cue], frame_seconds: Sequence[float]) -> list[str | int]:
-    """Places of frames, and subtitles between them, each on a line of its own, by the rule of LongVideoBench.
+    """Indices of frames, and subtitles between them, each on a line of its own, by the rule of LongVideoBench.
 
     A text stands behind the frames up to the middle of its time, that moment included, and only if a frame lies
     strictly inside that time; for this a text of less than a second has half a second on both sides of its middle.
@@ -140,12 +140,6 @@ def shown_subtitles(rule: SubtitleRule, sample: Sample, cues: Sequence[Cue], fra
     if rule == "qwen3_vl":
         return " ".join(cue.text for cue in cues if any(cue.start < t < cue.end for t in frame_seconds))
     return "\n".join(cue.text for cue in cues if any(cue.start <= t < cue.end for t in frame_seconds))
-
-
-def _without(text: str, left_out: Sequence[str]) -> str:
-    for part in left_out:
-        text = text.replace(part, "").strip()
-    return text
 
 
 def _detail(protocol: Protocol, sample: Sample, key: str) -> str:

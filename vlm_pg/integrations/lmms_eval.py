@@ -28,9 +28,9 @@ from vlm_pg.media.loader import MediaLoader, Ticket, decoding_pool
 from vlm_pg.models.loading import load_policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.rollout.engine import RolloutEngine
-from vlm_pg.types import DecodedMedia, Prompt, Rollout, Sample
+from vlm_pg.types import DecodedMedia, Prompt, Sample
 
-MOST_QUESTIONS_A_BATCH = 32
+MAX_BATCH_QUESTIONS = 32
 
 
 def manifest() -> ModelManifest:
@@ -40,17 +40,17 @@ def manifest() -> ModelManifest:
 
 @dataclass
 class _Question:
-    """One question of a task, asked once or repeatedly. ``places``: indices of its requests."""
+    """One question of a task. ``indices``: of its requests, one or, with repeats, several."""
 
     name: str
     conversation: Conversation
     generation: Generation
-    places: list[int]
+    indices: list[int]
 
     @property
     def samples(self) -> int:
-        """How many answers are sampled: greedy ones are all alike."""
-        return 1 if self.generation.temperature == 0.0 else len(self.places)
+        """Number of sampled answers: greedy ones are all alike."""
+        return 1 if self.generation.temperature == 0.0 else len(self.indices)
 
     @property
     def sample(self) -> Sample:
@@ -125,9 +125,13 @@ class VlmPg(lmms):
                 settings = batch[0].generation.settings(self._rollout, batch[0].samples)
                 engine = RolloutEngine(self._policy, settings, self._seed)
                 for question, rollouts in zip(batch, engine.generate(prompts, "lmms-eval"), strict=True):
-                    self._hand_out(requests, question, rollouts, answers)
-                    bar.update(len(question.places))
-        return [answers[place] for place in range(len(requests))]
+                    for repeat, index in enumerate(question.indices):
+                        rollout, arguments = rollouts[repeat % len(rollouts)], requests[index].args
+                        text = question.generation.without_stop(rollout.text)
+                        answers[index] = GenerationResult(text, TokenCounts(output_tokens=len(rollout.token_ids)))
+                        self.cache_hook.add_partial("generate_until", (arguments[0], arguments[2]), text)
+                    bar.update(len(question.indices))
+        return [answers[index] for index in range(len(requests))]
 
     def generate_until_multi_round(self, requests: Sequence[Instance]) -> list[str]:
         """Not offered."""
@@ -154,7 +158,7 @@ class VlmPg(lmms):
     def _questions(self, requests: Sequence[Instance]) -> list[_Question]:
         """The requests, those of one question (its repeats) together, in the order in which they first come."""
         questions: dict[tuple[str, str], _Question] = {}
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             _, to_messages, arguments, doc_id, task, split = request.args
             name = f"{task}/{split}/{doc_id}"
             generation = generation_of(arguments, name)
@@ -164,16 +168,19 @@ class VlmPg(lmms):
                 messages = self._apply_system_prompt(messages, self._system_prompt)
                 conversation = conversation_of(messages, Path(self._pictures.name), name)
                 questions[key] = _Question(name, conversation, generation, [])
-            questions[key].places.append(place)
+            questions[key].indices.append(index)
         return list(questions.values())
 
     def _prompts(self, batch: Sequence[_Question], tickets: Sequence[Ticket]) -> list[Prompt]:
         prompts, faults = [], []
         for question, ticket in zip(batch, tickets, strict=True):
             try:
-                prompt = self._builder.build_conversation(
-                    question.sample, question.conversation.messages, _decoded(ticket)
-                )
+                media: list[DecodedMedia] = []
+                for item in ticket.result():
+                    if isinstance(item, SampleError):
+                        raise item
+                    media.append(item)
+                prompt = self._builder.build_conversation(question.sample, question.conversation.messages, media)
                 self._policy.check_length(prompt, question.generation.max_new_tokens or self._rollout.max_new_tokens)
             except SampleError as error:
                 faults.append(f"{question.name}: {error.reason}: {error}")
@@ -187,28 +194,6 @@ class VlmPg(lmms):
             )
         return prompts
 
-    def _hand_out(
-        self,
-        requests: Sequence[Instance],
-        question: _Question,
-        rollouts: Sequence[Rollout],
-        answers: dict[int, GenerationResult],
-    ) -> None:
-        for number, place in enumerate(question.places):
-            rollout = rollouts[number % len(rollouts)]
-            text = question.generation.without_stop(rollout.text)
-            answers[place] = GenerationResult(text, TokenCounts(output_tokens=len(rollout.token_ids)))
-            self.cache_hook.add_partial("generate_until", (requests[place].args[0], requests[place].args[2]), text)
-
-
-def _decoded(ticket: Ticket) -> list[DecodedMedia]:
-    media: list[DecodedMedia] = []
-    for item in ticket.result():
-        if isinstance(item, SampleError):
-            raise item
-        media.append(item)
-    return media
-
 
 def _batches(questions: Sequence[_Question], most_rollouts: int) -> list[list[_Question]]:
     """Questions that are sampled alike, those on one medium one after the other, cut into batches."""
@@ -218,9 +203,9 @@ def _batches(questions: Sequence[_Question], most_rollouts: int) -> list[list[_Q
     batches = []
     for (_, samples), alike in by_generation.items():
         first: dict[object, int] = {}
-        for place, question in enumerate(alike):
-            first.setdefault(question.conversation.media, place)
+        for index, question in enumerate(alike):
+            first.setdefault(question.conversation.media, index)
         ordered = sorted(alike, key=lambda question: first[question.conversation.media])
-        size = min(max(1, most_rollouts // samples), MOST_QUESTIONS_A_BATCH)
+        size = min(max(1, most_rollouts // samples), MAX_BATCH_QUESTIONS)
         batches += [ordered[i : i + size] for i in range(0, len(ordered), size)]
     return batches

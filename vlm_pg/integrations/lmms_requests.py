@@ -132,7 +132,7 @@ class Generation:
 
     def without_stop(self, text: str) -> str:
         """``text`` up to the first of the strings that end it."""
-        ends = [place for stop in self.until if (place := text.find(stop)) >= 0]
+        ends = [start for stop in self.until if (start := text.find(stop)) >= 0]
         return text[: min(ends)] if ends else text
 
 

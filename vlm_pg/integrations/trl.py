@@ -48,46 +48,25 @@ class GroupedGRPOTrainer(GRPOTrainer):
         image_token = FAMILIES[config.model_type].image_token_id(config)
         batch = (input_ids, attention_mask, logits_to_keep)
         if image_token is not None and _has_images_in_responses(image_token, *batch, media.get("mm_token_type_ids")):
-            options = {
-                "batch_size": batch_size,
-                "compute_entropy": compute_entropy,
-                "compute_aux_loss": compute_aux_loss,
-            }
-            return self._score_as_trl(model, *batch, **options, **media)
+            options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+            return self._score_as_trl(model, *batch, batch_size=batch_size, **options, **media)
         scorer = self._scorer(model)
         rows = group_rows(*batch, scorer.policy.positions, *(media.get(name) for name in MEDIA))
-        parts = self._score_chunks(scorer, model, rows, batch_size, compute_entropy, compute_aux_loss)
+        real = rows.response_mask.any(-1).tolist()
+        counted = [real[row] for indices in rows.rows for row in indices]
+        parts: list[Scores] = []
+        done = 0
+        with self.accelerator.autocast():
+            for groups in rows.chunks(batch_size):
+                size = sum(len(group.responses) for group in groups)
+                entropy_graph = compute_entropy and self._entropy_bonus_enabled
+                of_loss = counted[done : done + size] if compute_aux_loss else None
+                parts.append(scorer(model, groups, self.temperature, entropy_graph=entropy_graph, counted=of_loss))
+                done += size
         self._count(rows)
         logps, entropies = (rows.scatter(torch.cat(values)) for values in list(zip(*parts, strict=True))[:2])
         losses = [part.balancing_loss for part in parts if part.balancing_loss is not None]
         return logps, entropies if compute_entropy else None, torch.stack(losses).mean() if losses else None
-
-    def _score_chunks(
-        self,
-        scorer: GroupedScorer,
-        model: Any,
-        rows: GroupedRows,
-        batch_size: int | None,
-        compute_entropy: bool,
-        compute_aux_loss: bool,
-    ) -> list[Scores]:
-        real = rows.response_mask.any(-1).tolist()
-        counted = [real[row] for places in rows.rows for row in places]
-        parts, done = [], 0
-        with self.accelerator.autocast():
-            for groups in rows.chunks(batch_size):
-                size = sum(len(group.responses) for group in groups)
-                parts.append(
-                    scorer(
-                        model,
-                        groups,
-                        self.temperature,
-                        entropy_graph=compute_entropy and self._entropy_bonus_enabled,
-                        counted=counted[done : done + size] if compute_aux_loss else None,
-                    )
-                )
-                done += size
-        return parts
 
     def _scorer(self, model: Any) -> GroupedScorer:
         """Of the policy or of the reference."""
@@ -200,8 +179,8 @@ def _refused_settings(args: Any, model: Any) -> Iterator[str]:
     suppressed = (args.generation_kwargs or {}).get("suppress_tokens", ())
     family = FAMILIES.get(model.config.model_type)
     image_token = family and family.image_token_id(model.config)
-    takes_place = image_token is not None and "suppress_tokens" in (args.generation_kwargs or {})
-    if takes_place and image_token not in (suppressed or ()):
+    replaces_list = image_token is not None and "suppress_tokens" in (args.generation_kwargs or {})
+    if replaces_list and image_token not in (suppressed or ()):
         yield (
             "generation_kwargs with suppress_tokens without the image token (it takes the place of TRL's own list, "
             f"and a sampled image token ends the run; add {image_token})"

@@ -24,13 +24,16 @@ def plan(config: Any, gpu_gib: float, gpus: int) -> bool:
     """Print the plan of a run (``RunConfig``); whether it fits.
 
     Raises:
-        ConfigError: as ``check_ranks``, or a DeepSpeed file that cannot be used.
+        ConfigError: GPUs that sequence parallelism does not divide, or a DeepSpeed file that cannot be used.
         ModelError: no config there, or no registered family.
     """
-    sequence_parallel = sequence_ranks(config)
-    check_ranks(gpus, sequence_parallel)
+    sequence_parallel = config.training.sequence_parallel
+    if gpus % sequence_parallel:
+        raise ConfigError(
+            f"training.sequence_parallel is {sequence_parallel}, which does not divide {gpus} GPUs. Choose a divisor."
+        )
     shape = model_shape(config)
-    setup = setup_of(config, shape, gpus, sequence_parallel)
+    setup = setup_of(config, shape, gpus)
     for line in verdict_lines(shape, setup, gpu_gib):
         print(line)
     print(expected_line(shape, setup, fused=config.model.liger is not False))
@@ -38,26 +41,13 @@ def plan(config: Any, gpu_gib: float, gpus: int) -> bool:
 
 
 def print_published(gpu_gib: float) -> None:
-    """The table of Qwen2.5-VL's four sizes."""
+    """Print the table of Qwen2.5-VL's four sizes."""
     for line in published_lines([published_shape(name) for name in TABLE], gpu_gib):
         print(line)
 
 
 def published_shape(name: str) -> ModelShape:
     return replace(shape_of(published_config(name), ModelSettings(path=name)), name=name)
-
-
-def check_ranks(ranks: int, sequence_parallel: int) -> None:
-    """Raise ConfigError for processes that cannot be divided so."""
-    if ranks % sequence_parallel:
-        raise ConfigError(
-            f"training.sequence_parallel is {sequence_parallel}, which does not divide {ranks} GPUs. Choose a divisor."
-        )
-
-
-def sequence_ranks(config: Any) -> int:
-    """Ranks that work on one sequence; 1 where the configuration has no such setting."""
-    return int(getattr(config.training, "sequence_parallel", 1))
 
 
 def model_shape(config: Any) -> ModelShape:
@@ -95,7 +85,7 @@ def check_fits(config: Any, ranks: int, gpu_bytes: int | None, say: Callable[[st
         ModelError: as ``model_shape``.
     """
     shape = model_shape(config)
-    setup = setup_of(config, shape, ranks, sequence_ranks(config))
+    setup = setup_of(config, shape, ranks)
     if gpu_bytes is None:
         plan = plan_memory(shape, setup)
         say(f"memory: about {size_text(plan.peak, 2)} a process, most in the phase {plan.phase} (vlm-pg plan)")

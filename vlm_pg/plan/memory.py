@@ -47,6 +47,8 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
     states, gradients = model_states(shape, setup), gradient_bytes(shape, setup)
     tower = tower_activations(shape, setup)
     running, backward = tower.pop(TOWER_RUNNING, 0.0), tower.pop(TOWER_BACKWARD, 0.0)
+    # Temporaries of the update over all weights at a time: the square root of the second moments.
+    roots = 0.0 if setup.offload_optimizer else FP32 * trained_weights(shape, setup) / setup.optimizer_ranks
     # Frozen blocks keep no pixels.
     pixels = 0.0 if "tower" in setup.train else tower.pop("pixels", 0.0)
     phases = {
@@ -54,7 +56,7 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
         "generation": states | tower | generation_bytes(shape, setup),
         "update": states | gradients | tower | update_activations(shape, setup),
         "tower's backward": states | gradients | tower | {TOWER_BACKWARD: backward} if backward else {},
-        "optimizer step": states | gradients | {"the step's own": optimizer_bytes(shape, setup)},
+        "optimizer step": states | gradients | {"the step's own": roots},
     }
     return Plan({name: {part: size for part, size in parts.items() if size} for name, parts in phases.items() if parts})
 
@@ -94,9 +96,9 @@ def model_states(shape: ModelShape, setup: Setup) -> dict[str, float]:
         found["reference policy"] = float(setup.element * copied)
     if not setup.offload_optimizer:
         # DeepSpeed keeps a copy of its own of fp32 weights, too.
-        copies = FP32 * trained / _owners(setup) if setup.element < FP32 or setup.stage else 0.0
+        copies = FP32 * trained / setup.optimizer_ranks if setup.element < FP32 or setup.stage else 0.0
         found["fp32 weights"] = copies
-        found["optimizer"] = MOMENTS * FP32 * trained / _owners(setup)
+        found["optimizer"] = MOMENTS * FP32 * trained / setup.optimizer_ranks
     return found
 
 
@@ -106,15 +108,10 @@ def gradient_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     if not setup.stage:
         own = setup.element * trained if setup.element < FP32 else 0.0
         return {"gradients": float(FP32 * trained + own)}
-    held = 0.0 if setup.offload_optimizer else FP32 * trained / (_owners(setup) if setup.stage > 1 else 1)
+    held = 0.0 if setup.offload_optimizer else FP32 * trained / (setup.optimizer_ranks if setup.stage > 1 else 1)
     # A layer's gradients in the weights' own dtype, before they are reduced.
     layer = 0 if setup.lora or "language" not in setup.train else shape.weights.layer
     return {"gradients": held + setup.element * layer, "buckets": float(setup.element * setup.bucket)}
-
-
-def optimizer_bytes(shape: ModelShape, setup: Setup) -> float:
-    """Temporaries of the update over all weights at a time: the square root of the second moments."""
-    return 0.0 if setup.offload_optimizer else FP32 * trained_weights(shape, setup) / _owners(setup)
 
 
 def generation_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
@@ -138,11 +135,6 @@ def generation_bytes(shape: ModelShape, setup: Setup) -> dict[str, float]:
     }
 
 
-def _owners(setup: Setup) -> int:
-    """Ranks that an optimizer's states are scattered over."""
-    return setup.ranks if setup.stage else 1
-
-
 def largest(fits: Callable[[int], bool], most: int) -> int:
     """The largest whole number up to ``most`` that fits, 0 if none does; nothing fits above one that does not."""
     low, high = 0, most + 1
@@ -156,36 +148,23 @@ def largest_prefix(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
     """Tokens of the largest prompt that fits, with a budget of it and one response; its text as now, the rest media."""
 
     def fits(prefix: int) -> bool:
-        patches = patches_of(shape, setup, prefix)
-        budget = prefix + setup.response
+        patches, budget = 0, prefix + setup.response
+        if shape.tower is not None and setup.patches:
+            patches = max(0, setup.patches + (prefix - setup.prefix) * shape.tower.patches_per_token)
         return plan_to_fit(shape, replace(setup, prefix=prefix, patches=patches, budget=budget), gpu_gib).fits(gpu_gib)
 
     return largest(fits, 2**24)
 
 
-def patches_of(shape: ModelShape, setup: Setup, prefix: int) -> int:
-    """Patches of a prompt of so many tokens with as much text as in ``setup``; 0 where that shows nothing."""
-    if shape.tower is None or not setup.patches:
-        return 0
-    return max(0, setup.patches + (prefix - setup.prefix) * shape.tower.patches_per_token)
-
-
 def largest_budget(shape: ModelShape, setup: Setup, gpu_gib: float) -> int:
     """``training.micro_batch_tokens`` that fits; 0 where not even the largest prompt and a response do."""
     least = setup.prefix + setup.response
+    beside = {TOWER_RUNNING, TOWER_BACKWARD} | ({"pixels"} if "tower" not in setup.train else set())
+    tower = sum(size for part, size in tower_activations(shape, setup).items() if part not in beside)
 
     def fits(more: int) -> bool:
         # As if there were always enough prompts to fill it.
         wide = replace(setup, budget=least + more, prompts=max(setup.prompts, (least + more) // least + 1))
-        return (
-            plan_to_fit(shape, replace(wide, patches=0), gpu_gib).peak + _tower(shape, setup) <= USABLE * gpu_gib * GIB
-        )
+        return plan_to_fit(shape, replace(wide, patches=0), gpu_gib).peak + tower <= USABLE * gpu_gib * GIB
 
     return least + largest(fits, 2**24) if fits(0) else 0
-
-
-def _tower(shape: ModelShape, setup: Setup) -> float:
-    """Bytes that the tower adds to the update."""
-    parts = tower_activations(shape, setup)
-    beside = (TOWER_RUNNING, TOWER_BACKWARD) if "tower" in setup.train else (TOWER_RUNNING, TOWER_BACKWARD, "pixels")
-    return sum(size for part, size in parts.items() if part not in beside)

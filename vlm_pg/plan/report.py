@@ -9,7 +9,7 @@ from vlm_pg.memory import GIB
 from vlm_pg.models.memory_choice import smallest
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.plan.flops import sequence_parallel_bytes
-from vlm_pg.plan.memory import USABLE, Plan, largest_budget, largest_prefix, plan_memory, plan_to_fit
+from vlm_pg.plan.memory import USABLE, largest_budget, largest_prefix, plan_memory, plan_to_fit
 from vlm_pg.plan.search import Remedy, first_remedy, levers, shorter_prompts
 from vlm_pg.plan.setup import TEXT_TOKENS, Setup, video_tokens
 from vlm_pg.plan.shape import ModelShape
@@ -24,11 +24,16 @@ GPUS = (1, 8, 64)
 def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
     """The table of one run, whether it fits, the largest prompt and budget, and what to change first."""
     plan = plan_to_fit(shape, setup, gpu_gib)
-    lines = [*_heading(shape, setup), *_table(plan), ""]
-    lines.append(verdict(shape, setup, gpu_gib))
-    prefix, budget = largest_prefix(shape, setup, gpu_gib), largest_budget(shape, setup, gpu_gib)
-    lines.append(f"largest prompt that fits: {_tokens(prefix)} (with a budget of it and one response)")
-    lines.append(f"largest training.micro_batch_tokens that fits: {_tokens(budget)} (with prompts of {setup.prefix:,})")
+    lines = _heading(shape, setup)
+    for phase, parts in plan.phases.items():
+        mark = "  <- most" if phase == plan.phase else ""
+        lines.append(f"{phase:<40}{size_text(sum(parts.values()), 2):>14}{mark}")
+        lines += [f"  {part:<38}{size_text(size, 2):>14}" for part, size in parts.items()]
+    lines += ["", verdict(shape, setup, gpu_gib)]
+    most = (largest_prefix(shape, setup, gpu_gib), largest_budget(shape, setup, gpu_gib))
+    prefix, budget = (f"{count:,} tokens" if count else "none" for count in most)
+    lines.append(f"largest prompt that fits: {prefix} (with a budget of it and one response)")
+    lines.append(f"largest training.micro_batch_tokens that fits: {budget} (with prompts of {setup.prefix:,})")
     if setup.sequence_parallel > 1:
         sent = sequence_parallel_bytes(
             shape.language, setup.stream, setup.sequence_parallel, setup.element, setup.checkpointing
@@ -128,21 +133,9 @@ def _heading(shape: ModelShape, setup: Setup) -> list[str]:
     return [*lines, ""]
 
 
-def _table(plan: Plan) -> Iterator[str]:
-    for phase, parts in plan.phases.items():
-        mark = "  <- most" if phase == plan.phase else ""
-        yield f"{phase:<40}{size_text(sum(parts.values()), 2):>14}{mark}"
-        for part, size in parts.items():
-            yield f"  {part:<38}{size_text(size, 2):>14}"
-
-
 def size_text(num_bytes: float, digits: int = 1) -> str:
     """In GiB; in MiB or KiB what would be 0 at so many digits."""
     for unit, size in (("GiB", GIB), ("MiB", 2**20)):
         if num_bytes >= size / 10**digits:
             return f"{num_bytes / size:,.{digits}f} {unit}"
     return f"{num_bytes / 1024:,.{digits}f} KiB"
-
-
-def _tokens(count: int) -> str:
-    return f"{count:,} tokens" if count else "none"

@@ -68,23 +68,21 @@ def levers(shape: ModelShape, setup: Setup) -> dict[str, list[Option]]:
 
 def first_remedy(shape: ModelShape, setup: Setup, gpu_gib: float) -> Remedy | None:
     """The cheapest combination of options that fits; None where none does."""
-    remedies = (_remedy(shape, options, _changed(setup, options), gpu_gib) for options in _combinations(shape, setup))
+    remedies = (_remedy(shape, setup, options, gpu_gib) for options in _combinations(shape, setup))
     return next((remedy for remedy in remedies if remedy.plan.fits(gpu_gib)), None)
 
 
 def shorter_prompts(shape: ModelShape, setup: Setup, gpu_gib: float) -> Remedy | None:
     """With the combination that needs least: the longest prompts that fit; None where no prompt does."""
-
-    def peak(options: Sequence[Option]) -> float:
-        return _remedy(shape, options, _changed(setup, options), gpu_gib).plan.peak
-
-    least = min(_combinations(shape, setup), key=peak, default=())
+    combinations = _combinations(shape, setup)
+    least = min(combinations, key=lambda options: _remedy(shape, setup, options, gpu_gib).plan.peak, default=())
     others = [option for option in least if "budget" not in option.changes]
 
     def with_prompts_of(tokens: int) -> Remedy:
-        shorter = _shorter(shape, setup, tokens)
+        patches = min(setup.patches, tokens * shape.tower.patches_per_token) if shape.tower else 0
+        shorter = replace(setup, prefix=tokens, patches=patches, least_budget=tokens + setup.response + 1)
         options = [*others, *_budget(shorter), Option(f"prompt.max_prompt_tokens={tokens}", {}, 0)]
-        return _remedy(shape, options, _changed(shorter, options), gpu_gib)
+        return _remedy(shape, shorter, options, gpu_gib)
 
     tokens = largest(lambda count: with_prompts_of(count).plan.fits(gpu_gib), setup.prefix - 1)
     return with_prompts_of(tokens) if tokens else None
@@ -98,25 +96,12 @@ def _combinations(shape: ModelShape, setup: Setup) -> list[tuple[Option, ...]]:
     return sorted(found, key=lambda options: sum(option.cost for option in options))
 
 
-def _changed(setup: Setup, options: Sequence[Option]) -> Setup:
-    return replace(setup, **{name: value for option in options for name, value in option.changes.items()})
-
-
-def _adapted(shape: ModelShape, setup: Setup) -> ModelShape:
-    """With the adapter that ``model.lora={}`` adds."""
-    if not setup.lora or shape.weights.adapter:
-        return shape
-    return replace(shape, weights=replace(shape.weights, adapter=shape.weights.default_adapter))
-
-
-def _remedy(shape: ModelShape, options: Sequence[Option], changed: Setup, gpu_gib: float) -> Remedy:
-    return Remedy(options, changed, plan_to_fit(_adapted(shape, changed), changed, gpu_gib))
-
-
-def _shorter(shape: ModelShape, setup: Setup, tokens: int) -> Setup:
-    """With ``prompt.max_prompt_tokens`` of so many."""
-    patches = min(setup.patches, tokens * shape.tower.patches_per_token) if shape.tower else 0
-    return replace(setup, prefix=tokens, patches=patches, least_budget=tokens + setup.response + 1)
+def _remedy(shape: ModelShape, setup: Setup, options: Sequence[Option], gpu_gib: float) -> Remedy:
+    """The plan with these options, and with the adapter that ``model.lora={}`` adds."""
+    changed = replace(setup, **{name: value for option in options for name, value in option.changes.items()})
+    if changed.lora and not shape.weights.adapter:
+        shape = replace(shape, weights=replace(shape.weights, adapter=shape.weights.default_adapter))
+    return Remedy(options, changed, plan_to_fit(shape, changed, gpu_gib))
 
 
 def _checkpointing(setup: Setup) -> list[Option]:

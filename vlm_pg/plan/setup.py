@@ -84,6 +84,11 @@ class Setup:
         return any(part in self.train for part in VISION_PARTS)
 
     @property
+    def optimizer_ranks(self) -> int:
+        """Ranks that optimizer states are sharded over."""
+        return self.ranks if self.stage else 1
+
+    @property
     def stream(self) -> int:
         """Tokens of the largest single pass, or of prompts and their largest chunk."""
         return max(min(self.budget, self.prompts * self.group), self.prefix + self.response)
@@ -107,8 +112,8 @@ class Setup:
         return min(self.stream, groups * self.generations * self.response)
 
 
-def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int = 1) -> Setup:
-    """Of a run's configuration (``RunConfig``) on so many processes.
+def setup_of(config: Any, shape: ModelShape, ranks: int) -> Setup:
+    """The setup of a run's configuration (``RunConfig``) on so many processes.
 
     Raises:
         ConfigError: a DeepSpeed file that cannot be used.
@@ -120,8 +125,8 @@ def setup_of(config: Any, shape: ModelShape, ranks: int, sequence_parallel: int 
     if config.training.engine == "deepspeed":
         file = read_deepspeed_config(config.training)
         zero, offloads = file["zero_optimization"], offloads_optimizer(file)
+    model, rollout, sequence_parallel = config.model, config.rollout, config.training.sequence_parallel
     data_ranks = max(1, ranks // sequence_parallel)
-    model, rollout = config.model, config.rollout
     together = rollout.split != "questions" and rollout.gather != "layers"
     prefix, patches = largest_prompt(config, shape.tower)
     buckets = 2 if zero.get("overlap_comm") else 1

@@ -62,7 +62,7 @@ def record_sets(config: RunConfig) -> Iterator[RecordSet]:
     data = config.data
     if data.mixture and isinstance(data.train, dict):
         check_weights(list(data.train_sets), data.mixture)
-    for name, path in data.asked_sets.items():
+    for name, path in data.used_sets.items():
         samples = open_records(path)[0][: data.limit]
         if samples and not name:
             samples = used_samples(samples, data.mixture)
@@ -72,7 +72,7 @@ def record_sets(config: RunConfig) -> Iterator[RecordSet]:
         path, protocol = data.eval[name], config.eval.protocol_of(name)
         samples = open_records(path)[0]
         if protocol is not None:
-            samples = config.eval.asked(name, samples)
+            samples = config.eval.reported_questions(name, samples)
         held = EvalSet(name, path, (), protocol=protocol)
         yield RecordSet(name, path, samples[: config.eval.limit], held=held)
 

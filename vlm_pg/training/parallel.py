@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from vlm_pg.batching.balance import Assignment, assign_groups
 from vlm_pg.batching.cost import CostModel, GroupWork
 from vlm_pg.batching.plan import MicroBatch
 from vlm_pg.distributed import RankLayout, SequenceGroup, exchange_objects, gather_objects, max_over_ranks

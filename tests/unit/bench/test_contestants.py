@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from scripts.bench.others import CONTESTANTS, BottomRightMask, bottom_right_attention
-from vlm_pg.bench import rollout
 from vlm_pg.bench.case import random_model
 from vlm_pg.bench.step_case import TrainingCase, gradient_norm
 from vlm_pg.models import micro_batches
@@ -56,12 +55,6 @@ def test_bottom_right_attention_matches_an_explicit_softmax() -> None:
     allowed = torch.tensor([[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 0], [1] * 7], dtype=torch.bool)
     expected = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ values
     torch.testing.assert_close(out, expected.transpose(1, 2))
-
-
-def test_every_contestant_is_where_its_entry_says() -> None:
-    entries = [*CONTESTANTS.values(), *rollout.CONTESTANTS.values()]
-    assert all(callable(resolve(entry.run)) for entry in entries)
-    assert len({entry.run for entry in entries}) == len(entries)
 
 
 def test_ours_is_the_loop_of_training(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

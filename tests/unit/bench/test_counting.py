@@ -45,10 +45,9 @@ def counted(run: Callable[..., Any], *shapes: tuple[int, ...], trained: bool = F
     return count(lambda: run(*operands), fakes)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("frozen", "fails"), [(False, False), (True, False), (True, True)])
 def test_what_the_caller_has_frozen_stays_frozen(frozen: bool, fails: bool) -> None:
-    """Inside all that was there is, whoever froze what; afterwards as before, also where the work fails."""
+    """Existing objects are frozen inside; afterwards as before, also where the work fails."""
     before = gc.get_freeze_count()
     (gc.freeze if frozen else gc.unfreeze)()
     later: list[int] = []
@@ -68,10 +67,10 @@ def test_what_the_caller_has_frozen_stays_frozen(frozen: bool, fails: bool) -> N
 
 
 def test_whether_there_is_a_gpu_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[None] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(asked.append(None)))
+    calls: list[None] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(calls.append(None)))
     counted(lambda x: [x + torch.ones(4) for _ in range(3)], (4,))
-    assert len(asked) == 1
+    assert len(calls) == 1
 
 
 def test_what_was_there_is_not_counted_and_views_are_counted_once() -> None:
@@ -148,39 +147,27 @@ def test_layers_that_are_computed_again_are_not_all_held() -> None:
     assert (layers + inside) * each <= found.peak_bytes <= (layers + inside + 4) * each
 
 
+HERE = torch.device("cpu")  # which stands for the device
 WAITING: list[tuple[str, Callable[[torch.Tensor], Any]]] = [
     ("item", lambda x: x.sum().item()),
-    ("float", lambda x: float(x.sum())),
-    ("bool", lambda x: bool((x > 0).any())),
     ("cpu", lambda x: x.cpu()),
     ("to", lambda x: x.to("cpu")),
     ("to by name", lambda x: x.to(device="cpu")),
-    ("tolist", lambda x: x[:1].tolist()),
     ("numpy", lambda x: x.numpy()),
     ("nonzero", lambda x: torch.tensor([0, 1]).nonzero()),
     ("mask", lambda x: x[torch.tensor([True, False, True, False])]),
     ("equal", lambda x: torch.equal(torch.tensor([1]), torch.tensor([1]))),
     ("repeats", lambda x: torch.tensor([0, 1]).repeat_interleave(torch.tensor([1, 2]))),
-]
-
-
-HERE = torch.device("cpu")  # which stands for the device
-WAITING += [
     ("made on the device", lambda x: torch.tensor([0, 1], device=HERE)),
     ("moved", lambda x: torch.tensor([0, 1]).to(HERE)),
     ("copied", lambda x: x.int().copy_(torch.tensor([0, 1, 2, 3]))),
-]
-NOT_WAITING_MOVES = [
-    lambda x: torch.tensor([0, 1]).to(HERE, non_blocking=True).to(HERE),
-    lambda x: x.int().copy_(torch.tensor([0, 1, 2, 3]), non_blocking=True),
-    lambda x: torch.arange(4, device=HERE).to(HERE),
 ]
 
 
 @pytest.mark.parametrize("run", [case[1] for case in WAITING], ids=[case[0] for case in WAITING])
 def test_waits_are_counted_with_their_line(run: Callable[[torch.Tensor], Any]) -> None:
     (where,) = (found := counted(run, (4,)).waits)
-    # How often something repeats is asked twice: how long the result is, and whether no number is negative.
+    # A repeat waits twice: for the length of the result, and for the check that no number is negative.
     assert found[where] == (2 if "repeat_interleave" in run.__code__.co_names else 1)
     assert "bench/test_counting.py:" in where and where.endswith("<lambda>")
 
@@ -188,11 +175,12 @@ def test_waits_are_counted_with_their_line(run: Callable[[torch.Tensor], Any]) -
 NOT_WAITING: list[Callable[[torch.Tensor], Any]] = [
     lambda x: x.to(x.device),
     lambda x: x.to(torch.bfloat16),
-    lambda x: x.to(x),
     lambda x: x[torch.tensor([0, 2])],
     lambda x: torch.tensor([0, 1]).repeat_interleave(torch.tensor([1, 2]), output_size=3),
     lambda x: torch.tensor([1.0, 2.0]),
-    *NOT_WAITING_MOVES,
+    lambda x: torch.tensor([0, 1]).to(HERE, non_blocking=True).to(HERE),
+    lambda x: x.int().copy_(torch.tensor([0, 1, 2, 3]), non_blocking=True),
+    lambda x: torch.arange(4, device=HERE).to(HERE),
 ]
 
 
@@ -201,33 +189,25 @@ def test_what_does_not_wait(run: Callable[[torch.Tensor], Any]) -> None:
     assert not counted(run, (4,)).waits
 
 
-@pytest.mark.parametrize("name", ["grouped", "grouped-chunked"])
-def test_an_update_waits_where_it_is_said_and_packing_is_the_hosts(name: str) -> None:
+@pytest.mark.parametrize(("name", "hooked"), [("grouped-chunked", False), ("grouped", True)])
+def test_an_update_waits_once_and_every_other_wait_shows(name: str, hooked: bool) -> None:
+    """For the loss, behind the last backward; packing's searches, bounds and masks are the host's."""
     fakes = fake_mode()
-    settings = ModelSettings(path="small", dtype="bf16", gradient_checkpointing=True)
-    policy = fake_policy(lambda: random_model("small", dtype=torch.bfloat16), settings, fakes, CudaFlashKernel())
-    case = TrainingCase.random(policy, 20, [6, 4])
-    found = count(lambda: case.run(resolve(CONTESTANTS[name].run)), fakes)
-    assert found.waits.total() == 1
-    # The loss is handed back as a number, once behind the last backward.
-    assert [where.split(" ")[1] for where in found.waits] == ["_step"]
-    # Packing looks for the end of equal beginnings, bounds and masks; on the device none of that runs.
-    assert "nonzero" not in found.launches and "equal" not in found.launches
-
-
-def test_a_wait_within_an_update_without_a_reason_shows() -> None:
-    fakes = fake_mode()
-    settings = ModelSettings(path="small", dtype="bf16")
+    settings = ModelSettings(path="small", dtype="bf16", gradient_checkpointing=not hooked)
     policy = fake_policy(lambda: random_model("small", dtype=torch.bfloat16), settings, fakes, CudaFlashKernel())
 
     def waiting(module: torch.nn.Module, args: tuple[torch.Tensor]) -> None:
         assert args[0].sum().item() == 0
 
-    policy.language_model.layers[0].mlp.register_forward_pre_hook(waiting)
+    if hooked:
+        policy.language_model.layers[0].mlp.register_forward_pre_hook(waiting)
     case = TrainingCase.random(policy, 20, [6, 4])
-    found = count(lambda: case.run(resolve(CONTESTANTS["grouped"].run)), fakes)
-    (where,) = (where for where in found.waits if not where.endswith(" _step"))
-    assert where.endswith(" waiting") and found.waits[where] == 1
+    found = count(lambda: case.run(resolve(CONTESTANTS[name].run)), fakes)
+    names = {where.split(" ")[1] for where in found.waits}
+    assert names == ({"_step", "waiting"} if hooked else {"_step"})
+    if not hooked:
+        assert found.waits.total() == 1
+        assert "nonzero" not in found.launches and "equal" not in found.launches
 
 
 def test_what_a_tower_works_out_from_grids_is_the_hosts() -> None:

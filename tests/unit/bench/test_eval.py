@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> EvalCase:
     return EvalCase.build(spec)
 
 
+@pytest.mark.matrix
 def test_a_point_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "eval.json"
     chosen = ["--contestants", "ours", "transformers-generate"]
@@ -57,12 +59,11 @@ def test_what_is_counted_is_what_is_shown(case: EvalCase) -> None:
 
 def test_other_pixels_or_ids_stop_the_measurement(case: EvalCase) -> None:
     with ours(case) as answering:
-        prompts = answering.prompts()
+        prompts, tokens = answering.prompts(), answering.greedy()
+    assert tokens.shape == (2, 3) and tokens.dtype == torch.int64
     check_prompts("ours", prompts, "other", list(prompts))
     with pytest.raises(RuntimeError, match=r"question 0 by ours and other differ: \d+ and \d+ tokens, not the same"):
         check_prompts("ours", prompts, "other", prompts[::-1])
-    from dataclasses import replace
-
     assert prompts[1].pixel_values is not None
     darker = [prompts[0], replace(prompts[1], pixel_values=prompts[1].pixel_values - 0.01)]
     with pytest.raises(RuntimeError, match="question 1 by ours and other differ: other pixels"):
@@ -80,18 +81,18 @@ def test_a_video_of_several_questions_is_decoded_and_encoded_once(
         return decode(*arguments)
 
     monkeypatch.setattr(decode_file, "decode_video", counted)
-    patches = MERGED * Shown.of(POINT.prefix).visual_tokens
+    patches = 4 * Shown.of(POINT.prefix).visual_tokens
     before = case.policy.vision.patches_run
     with ours(case) as answering:
         answering.evaluate()
     assert len(decoded) == 1 and case.policy.vision.patches_run - before == patches
 
 
-MERGED = 4
-
-
 def test_work_is_counted_by_hand() -> None:
     """Two questions on each of two videos, two answers of three tokens; h, v, t: tokens before, in, behind a video."""
+    for numbers, message in (((15, 8, 16), "16 visual tokens"), ((64, 8, 16, 0), "0 questions on each")):
+        with pytest.raises(ConfigError, match=message):
+            EvalPoint(*numbers)
     point = EvalPoint(32, 2, 3, 2, 2)
     h, v, t = head_tokens(), Shown.of(32).visual_tokens, tail_tokens()
     # 140 x 252 pixels at most 16 visual tokens: 3 x 5 in each of two steps of time
@@ -125,16 +126,3 @@ def test_linear_weights_of_a_tower_are_those_of_the_model(case: EvalCase) -> Non
     tower = TOWERS["small"]
     met = (1 * 60 + 1 * 60) * 4 * tower.hidden  # frames of 60 patches are smaller than a window
     assert tower_flops(tower, 1, 60, 256) == pytest.approx(expected + met)
-
-
-def test_points_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="16 visual tokens"):
-        EvalPoint(15, 8, 16)
-    with pytest.raises(ConfigError, match="0 questions on each"):
-        EvalPoint(64, 8, 16, 0)
-
-
-def test_greedy_answers_are_those_on_disk(case: EvalCase) -> None:
-    with ours(case) as answering:
-        tokens = answering.greedy()
-    assert tokens.shape == (2, 3) and tokens.dtype == torch.int64

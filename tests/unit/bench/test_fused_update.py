@@ -68,17 +68,14 @@ def test_bytes_beside_products_and_attention_with_liger(point: tuple[int, int, i
     assert counts.launches["_triton_rope"] >= 3 * layers
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("liger", [False, True])
 @pytest.mark.parametrize("point", POINTS)
-def test_launches_are_at_most_those_of_one_sequence_and_a_third(point: tuple[int, int, int]) -> None:
-    ours, plain = counted(point, liger=False), counted(point, liger=False, plain=True)
-    assert ours.launches.total() <= 1.3 * plain.launches.total()
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_launches_with_liger_on_both_sides(point: tuple[int, int, int]) -> None:
-    """What the same limit leaves beside a plain sequence whose norms, rotations and SwiGLU are fused as ours are."""
-    pytest.importorskip("liger_kernel")
-    ours, plain = counted(point, liger=True), counted(point, liger=True, plain=True)
+def test_launches_are_at_most_those_of_one_sequence_and_a_third(point: tuple[int, int, int], liger: bool) -> None:
+    """Also where norms, rotations and SwiGLU are fused on both sides."""
+    if liger:
+        pytest.importorskip("liger_kernel")
+    ours, plain = counted(point, liger=liger), counted(point, liger=liger, plain=True)
     assert ours.launches.total() <= 1.3 * plain.launches.total()
 
 
@@ -104,6 +101,7 @@ def test_no_tensor_of_attention_is_widened() -> None:
     assert casts < 1.05 * head
 
 
+@pytest.mark.matrix
 def test_logits_are_read_once_and_their_gradient_is_written_once() -> None:
     pytest.importorskip("liger_kernel")
     ours, torchs = (counted((4096, 8, 512), liger=True, fused_logits=fused) for fused in (True, False))

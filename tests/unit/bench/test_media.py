@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,41 +45,34 @@ def test_each_way_is_measured_on_each_medium_once(
 ) -> None:
     out = tmp_path / "out.json"
     assert media.main([str(config), "media.max_frames=6", "--repeats", "2", "--out", str(out)]) == 0
-    said, written = capsys.readouterr().out, json.loads(out.read_text())
+    printed, written = capsys.readouterr().out, json.loads(out.read_text())
     assert [one["frames"] for one in written["media"]] == [4, 1] and written["epoch"]["frames"] == 5
     for one in written["media"]:
         assert all(len(one[unit][way]) == 2 for unit in ("seconds", "cpu_seconds") for way in media.WAYS)
         assert one["entry_bytes"] > 0 and one["file_bytes"] == (tmp_path / one["path"]).stat().st_size
     assert written["epoch"]["gain_seconds"]["decoded"] == 1.0 and written["settings"]["max_frames"] == 6
-    assert "an epoch of 2 media, 5 frames" in said and "left out: none.mp4: missing_media" in said
-    assert all(f"  {way:8} " in said for way in media.WAYS)
+    assert "an epoch of 2 media, 5 frames" in printed and "left out: none.mp4: missing_media" in printed
+    assert all(f"  {way:8} " in printed for way in media.WAYS)
     assert not list((tmp_path / "temporary").glob("vlm_pg_*"))
+    # Only media of the records that a run would use.
+    limited = tmp_path / "limited.json"
+    assert media.main([str(config), "data.limit=1", "--repeats", "1", "--out", str(limited)]) == 0
+    found = json.loads(limited.read_text())
+    assert [one["path"][-3:] for one in found["media"]] == ["mp4"] and found["left_out"] == []
     with pytest.raises(ConfigError, match=r"out\.json exists. Measurements are not thrown away"):
         media.main([str(config), "--out", str(out)])
 
 
-def test_only_media_of_the_records_that_a_run_would_use(config: Path, tmp_path: Path) -> None:
-    for limit, expected in ((1, ["mp4"]), (2, ["mp4", "png"])):
-        out = tmp_path / f"{limit}.json"
-        assert media.main([str(config), f"data.limit={limit}", "--repeats", "1", "--out", str(out)]) == 0
-        assert [one["path"][-3:] for one in json.loads(out.read_text())["media"]] == expected
-        assert json.loads(out.read_text())["left_out"] == []
-
-
 def test_other_frames_stop_the_measurement(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_cache, "media_of", _darker(frame_cache.media_of))
-    with pytest.raises(RuntimeError, match=r"by 'new' are not those that decoding gives"):
-        media.main([str(config), "--repeats", "1"])
+    media_of = frame_cache.media_of
 
-
-def _darker(media_of):  # type: ignore[no-untyped-def]
-    from dataclasses import replace
-
-    def changed(*arguments):  # type: ignore[no-untyped-def]
+    def darker(*arguments: Any) -> Any:
         found = media_of(*arguments)
         return replace(found, frames=np.zeros_like(found.frames))
 
-    return changed
+    monkeypatch.setattr(frame_cache, "media_of", darker)
+    with pytest.raises(RuntimeError, match=r"by 'new' are not those that decoding gives"):
+        media.main([str(config), "--repeats", "1"])
 
 
 def test_what_cannot_be_measured_is_said(config: Path, tmp_path: Path) -> None:

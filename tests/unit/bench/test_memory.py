@@ -23,9 +23,9 @@ def refuse():
     raise CannotRun("not with this model")
 
 def allocate(mib):
-    kept = bytearray(mib * 2**20)
-    kept[::4096] = b"x" * (len(kept) // 4096)
-    del kept
+    block = bytearray(mib * 2**20)
+    block[::4096] = b"x" * (len(block) // 4096)
+    del block
     return mib
 
 def measure(mib):
@@ -59,34 +59,14 @@ def test_known_allocations_are_found() -> None:
     assert refused == "CannotRun not with this model"
 
 
-_FORKS = """
-import os, time
-from vlm_pg.bench.memory import in_child
-
-def sleep():
-    print(os.getpid(), flush=True)
-    time.sleep(60)
-
-in_child(sleep)
-"""
-
-
-def test_a_child_ends_with_its_parent() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", _FORKS], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    parent.kill()
-    try:
-        parent.communicate(timeout=20)  # the end of a pipe that the child holds too
-    except subprocess.TimeoutExpired:
-        os.kill(child, signal.SIGKILL)
-        pytest.fail("the child went on")
-
-
 PATIENCE_SECONDS = 300.0
 # What stands in for a measurement: it says who it is, and never ends.
 WORKER = """
+from vlm_pg.bench.memory import in_child
 from vlm_pg.bench.runner import run_worker
+if sys.argv[2] == "in_child":
+    from tests.unit.bench.test_memory import hang
+    in_child(lambda: hang(sys.argv[1]))
 spec = {"case": "tests.unit.bench.test_memory:Hanging", "contestants": {}, "device": "any", "memory": False}
 run_worker(spec | {"threads": 1, "file": sys.argv[1]}, 3600)
 """
@@ -105,10 +85,19 @@ class Hanging:
         hang(spec["file"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_worker_ends_with_the_process_that_started_it(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("in_child", signal.SIGKILL),
+        ("worker", signal.SIGKILL),
+        pytest.param("worker", signal.SIGTERM, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_child_or_worker_ends_with_the_process_that_started_it(
+    kind: str, number: signal.Signals, tmp_path: Path
+) -> None:
     path = tmp_path / "pid"
-    command = [sys.executable, "-c", f"import sys\n{WORKER}", str(path)]
+    command = [sys.executable, "-c", f"import sys\n{WORKER}", str(path), kind]
     with subprocess.Popen(command) as process:
         try:
             _wait(lambda: path.exists() or process.poll() is not None)

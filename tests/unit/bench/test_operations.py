@@ -31,11 +31,9 @@ BYTES: list[tuple[str, Callable[..., Any], list[tuple[int, ...]], int, int]] = [
     ("memory that is reserved", lambda x: torch.empty_like(x), [(4, 6)], 0, 0),
     ("two read, one written", lambda x, y: x * y, [(4, 6), (4, 6)], 3 * 96, 1),
     ("a row for all rows is read once", lambda x, y: x + y.expand(4, 6), [(4, 6), (6,)], 2 * 96 + 24, 1),
-    ("in place reads and writes", lambda x, y: x.mul_(y), [(4, 6), (4, 6)], 3 * 96, 1),
     ("a cast", lambda x: x.to(torch.bfloat16), [(4, 6)], 96 + 48, 1),
     ("a copy writes and reads its source", lambda x, y: x.copy_(y), [(4, 6), (4, 6)], 2 * 96, 1),
     ("a fill writes", lambda x: x.zero_(), [(4, 6)], 96, 1),
-    ("random numbers are written", lambda x: x.uniform_(), [(4, 6)], 96, 1),
     ("joined", lambda x, y: torch.cat([x, y]), [(4, 6), (2, 6)], 2 * (96 + 48), 1),
     ("a sum", lambda x: x.sum(0), [(4, 6)], 96 + 24, 1),
     ("two results", lambda x: x.max(0), [(4, 6)], 96 + 24 + 48, 1),
@@ -45,7 +43,7 @@ BYTES: list[tuple[str, Callable[..., Any], list[tuple[int, ...]], int, int]] = [
     ("one of each row", lambda x: x.gather(1, torch.zeros(4, 1, dtype=torch.int64)), [(4, 6)], 2 * 16 + 32 + 32, 2),
     ("rows that are put", lambda x, y: x.index_copy_(0, ROWS, y), [(4, 6), (2, 6)], 2 * 48 + 16, 1),
     ("rows that are added to", lambda x, y: x.index_add_(0, ROWS, y), [(4, 6), (2, 6)], 3 * 48 + 16, 1),
-    ("places that are added to", lambda x, y: x.index_put_((ROWS,), y, True), [(4, 6), (2, 6)], 3 * 48 + 16, 6),
+    ("elements that are added to", lambda x, y: x.index_put_((ROWS,), y, True), [(4, 6), (2, 6)], 3 * 48 + 16, 6),
     # Backward of a slice of 2 of 4 rows: zeros everywhere, then the slice.
     ("zeros around", lambda x: torch.ops.aten.slice_backward(x, [4, 6], 0, 0, 2, 1), [(2, 6)], 96 + 2 * 48, 2),
     ("many at once in place", lambda x, y: torch._foreach_mul_([x, y], 2.0), [(4, 6), (2, 6)], 2 * (96 + 48), 1),
@@ -103,12 +101,11 @@ def test_autocast_casts_are_counted() -> None:
 
 OPERATIONS: list[tuple[str, Callable[..., Any], list[tuple[int, ...]], int]] = [
     ("product", lambda x, y: x @ y, [(4, 6), (6, 2)], 2 * 4 * 6 * 2),
-    ("products", lambda x, y: x @ y, [(3, 4, 6), (3, 6, 2)], 3 * 2 * 4 * 6 * 2),
     ("with a bias", lambda x, w, b: F.linear(x, w, b), [(4, 6), (2, 6), (2,)], 2 * 4 * 6 * 2),
     ("with a vector", lambda x, y: x @ y, [(4, 6), (6,)], 2 * 4 * 6),
     # A tower's patches: 5 of 3 x 2 x 4 x 4 numbers, to 7.
     ("patches", lambda x, w: F.conv3d(x, w, stride=(2, 4, 4)), [(5, 3, 2, 4, 4), (7, 3, 2, 4, 4)], 5 * 2 * 96 * 7),
-    # 8 channels each for itself, 4 wide, 10 tokens and 3 before them: 13 - 4 + 1 + 3 places.
+    # 8 channels each for itself, 4 wide, 10 tokens and 3 before them: 13 - 4 + 1 + 3 windows.
     ("each channel", lambda x, w: F.conv1d(x, w, padding=3, groups=8), [(1, 8, 10), (8, 1, 4)], 2 * 8 * 4 * 13),
     ("transposed", lambda x, w: F.conv_transpose1d(x, w), [(1, 2, 5), (2, 3, 4)], 2 * 5 * 2 * 3 * 4),
 ]

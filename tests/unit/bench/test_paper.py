@@ -94,6 +94,7 @@ def test_published_configurations_have_the_published_shapes(name: str) -> None:
     assert (list(getattr(text, "layer_types", None) or [])).count("full_attention") in (0, shape.full_layers)
 
 
+@pytest.mark.matrix
 def test_without_recomputation_nothing_is_done_twice() -> None:
     """An update of 7B that holds all activations and logits makes the least operations: each token once, exact pairs,
     in the last layer only rows that are read, the others' keys and values alone."""
@@ -113,7 +114,7 @@ def test_without_recomputation_nothing_is_done_twice() -> None:
 
 @pytest.mark.skipif(not HAS_AVX512, reason="other kernels put other amounts of memory aside, which no count knows")
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot be reset here")
-@pytest.mark.parametrize("name", ["grouped", "transformers-batch"])
+@pytest.mark.parametrize("name", ["grouped", pytest.param("transformers-batch", marks=pytest.mark.matrix)])
 def test_counted_peaks_are_those_that_are_measured(name: str) -> None:
     """On a CPU, with the kernel that runs there."""
     point, fakes = StepPoint(768, 4, 96), fake_mode()

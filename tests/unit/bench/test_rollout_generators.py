@@ -1,4 +1,4 @@
-"""Everybody generates the tokens of a plain greedy loop; who does not, or cannot, is told apart from a tie."""
+"""All contestants generate the tokens of a plain greedy loop; a difference is an error unless it is a tie."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def case() -> GenerationCase:
 
 @pytest.fixture(scope="module")
 def greedy(case: GenerationCase) -> torch.Tensor:
-    """int64 [B*G, N]: the whole sequence read again for every token, no keys and values kept."""
+    """int64 [B*G, N]: the whole sequence read again for every token, no keys and values row."""
     set_attention(case, "sdpa")
     ids = case.prompts
     with torch.no_grad():
@@ -49,8 +49,8 @@ def greedy(case: GenerationCase) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", list(CONTESTANTS))
-@pytest.mark.parametrize("new_tokens", [1, NEW_TOKENS])
-def test_everybody_generates_the_same_tokens(
+@pytest.mark.parametrize("new_tokens", [pytest.param(1, marks=pytest.mark.matrix), NEW_TOKENS])
+def test_all_contestants_generate_the_same_tokens(
     case: GenerationCase, greedy: torch.Tensor, name: str, new_tokens: int
 ) -> None:
     with SESSIONS[name](case) as generate:
@@ -79,14 +79,14 @@ def test_a_tie_is_no_difference(case: GenerationCase, greedy: torch.Tensor) -> N
     other[0, 2:] = torch.tensor([1, 2, 3, 4])
     chosen, head = int(greedy[0, 2]), case.model.lm_head.weight
     assert chosen != 1
-    kept = head[1].detach().clone()
+    row = head[1].detach().clone()
     with torch.no_grad():
         head[1] = head[chosen]
     try:
         check_tokens(case, {"ours": greedy, "other": other})
     finally:
         with torch.no_grad():
-            head[1] = kept
+            head[1] = row
 
 
 class _Broken:
@@ -105,23 +105,12 @@ class _Broken:
 
 
 @pytest.mark.parametrize("sessions", [0, 3], ids=["in the warm-up", "in the second timed run"])
-def test_who_cannot_run_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch, sessions: int) -> None:
+def test_a_contestant_that_cannot_run_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch, sessions: int) -> None:
     monkeypatch.setattr(rollout_case, "ours_one_by_one", _Broken(sessions).session)
     names = ("ours", "transformers-generate", ONE_BY_ONE)
-    spec: dict[str, Any] = {
-        "model": "small",
-        "dtype": "fp32",
-        "device": "cpu",
-        "threads": 1,
-        "repeats": 2,
-        "memory": False,
-        "prefix": 20,
-        "generations": 2,
-        "new_tokens": 3,
-        "groups": 1,
-        "case": RolloutRun.case,
-        "contestants": {name: CONTESTANTS[name].run for name in names},
-    }
+    spec: dict[str, Any] = {"model": "small", "dtype": "fp32", "device": "cpu", "threads": 1, "repeats": 2}
+    spec |= {"memory": False, "prefix": 20, "generations": 2, "new_tokens": 3, "groups": 1, "case": RolloutRun.case}
+    spec["contestants"] = {name: CONTESTANTS[name].run for name in names}
     result = worker.measure(spec)
     assert result["failed"] == {ONE_BY_ONE: "no such cache"}
     assert list(result["contestants"]) == ["ours", "transformers-generate"]

@@ -162,15 +162,6 @@ def test_contestants_that_disagree_are_not_timed() -> None:
         check_agreement(same, 1e-4)
 
 
-@pytest.mark.parametrize("kind", [StepRun, RolloutRun])
-def test_help_explains_itself(kind: type[PointsRun[Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        kind.parser().parse_args(["--help"])
-    words = capsys.readouterr().out
-    for expected in (*kind.contestants_known, "contestants:", "how it is measured:", "memory", "examples:"):
-        assert expected in words
-
-
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="--repeats is 0"):
         step_main(["--repeats", "0"])

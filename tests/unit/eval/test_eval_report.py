@@ -15,9 +15,10 @@ import pytest
 
 from tests.support.eval_results import data_uri, output, picture, question, write_results
 from vlm_pg.errors import ConfigError
+from vlm_pg.eval.contracts import Answered
 from vlm_pg.eval.report import write_eval_report
-from vlm_pg.eval.report.embed import Room, flags_of, marks_of, outcome_of, pieces
-from vlm_pg.eval.report.page import paired_difference
+from vlm_pg.eval.report.embed import Room, flags_of, marks_of, outcome_of
+from vlm_pg.eval.report.page import comparison_rows
 from vlm_pg.eval.report.results import Mark
 
 HOSTILE = '</script><script>alert(1)</script><img src="https://evil.example/x.png" onerror=alert(2)>\x1b[2J\u202e\u2028'
@@ -67,7 +68,7 @@ class Page(HTMLParser):
             one for name in sorted(self.data, key=_number) if name.startswith("page-") for one in self.unpacked(name)
         ]
         assert all(len(column) == len(pages) for column in columns.values())
-        return [one | {key: columns[key][place] for key in columns} for place, one in enumerate(pages)]
+        return [one | {key: columns[key][index] for key in columns} for index, one in enumerate(pages)]
 
     def pictures(self) -> list[str]:
         names = [name for name in sorted(self.data, key=_number) if name.startswith("frames-")]
@@ -84,39 +85,36 @@ def figures(**more: Any) -> dict[str, Any]:
 
 def test_figures_protocol_and_answers_are_shown(tmp_path: Path) -> None:
     by_category = {"order": {"accuracy": 0.75, "n": 4, "standard_error": 0.1}, "count": {"accuracy": 0.5, "n": 4}}
+    rates = {"pass_at_k": {"1": 0.25, "4": 0.875}, "majority_at_k": {"4": 0.375}}
     folder = write_results(
         tmp_path / "eval-a",
-        {"seen": [(question("1", [RIGHT, WRONG, UNREAD, CUT_OFF], details={"duration": "short"}), None)]},
-        {"seen": figures(by_category=by_category, pass_at_k={"1": 0.25, "4": 0.875}, majority_at_k={"4": 0.375})},
+        {
+            "seen": [
+                (question("1", [RIGHT, WRONG, UNREAD, CUT_OFF], details={"duration": "short"}), None),
+                (question("2", fault=("missing_media", "9.mp4 is not there")), None),
+            ]
+        },
+        {"seen": figures(by_category=by_category, **rates, reader="mvbench/lmms", notes=["questions of <6> are here"])},
         {"checkpoint": "runs/a/checkpoints/step-000100", "media": {"max_frames": 64}},
     )
     path = write_eval_report(folder, "Long video")
     assert path == folder / "report.html"
     html = path.read_text("utf-8")
-    for said in (
+    for words in (
         "<h1>Long video</h1>", "62.5\u202f%", "± 2.0", "n = 8", "75.0\u202f% <small>± 10.0</small>", "87.5\u202f%",
         "37.5\u202f%", "k = 4", "media.max_frames", "<td>64</td>", "runs/a/checkpoints/step-000100",
         # the whisker of 0.75 ± 0.1
-        'left:65.00%;width:20.00%',
+        'left:65.00%;width:20.00%', "<td>mvbench/lmms</td>", "seen: questions of &lt;6&gt; are here",
     ):  # fmt: skip
-        assert said in html, said
-    (one,) = Page(path).questions()
+        assert words in html, words
+    one, bad = Page(path).questions()
+    assert bad["fault"] == ["missing_media", "9.mp4 is not there"]
     assert [output["answer"] for output in one["outputs"]] == ["B", "A", None, None]
     assert [output["score"] for output in one["outputs"]] == [1.0, 0.0, 0.0, 0.0]
     assert one["outputs"][2]["note"] == "no letter"
     assert [output["cut_off"] for output in one["outputs"]] == [False, False, False, True]
     assert one["details"] == [["duration", "short"]]
     assert one["gold_at"] == [1] and one["score"] == 0.25 and one["marks"] == "A000"
-
-
-def test_who_read_and_what_is_to_be_known_of_figures_is_shown(tmp_path: Path) -> None:
-    entry = {"accuracy": 0.5, "n": 1, "reader": "mvbench/lmms", "notes": ["20 tasks; questions of <6> are here"]}
-    page = write_eval_report(
-        write_results(tmp_path / "a", {"mvbench": [(question("1", [output()]), None)]}, {"mvbench": entry})
-    )
-    html = page.read_text()
-    assert "<td>mvbench/lmms</td>" in html
-    assert "mvbench: 20 tasks; questions of &lt;6&gt; are here" in html
 
 
 @pytest.mark.parametrize(
@@ -130,45 +128,28 @@ def test_who_read_and_what_is_to_be_known_of_figures_is_shown(tmp_path: Path) ->
         ([RIGHT, output(cut_off=True)], 2, 4, "AA"),
         ([output(score=None)], 3, 0, "-"),
         ([RIGHT, output("", None, 0.0, counts=False)], 2, 1 + 2, "A-"),
+        ([], 3, 8, ""),
     ],
 )
 def test_outcome_flags_and_squares_of_a_question(outputs: list[Any], outcome: int, flags: int, marks: str) -> None:
     """Wrong 0, partly right 1, right 2, no value 3; unparsed 1 + disagreeing 2 + truncated 4 + bad media 8."""
-    one = question("1", outputs)
+    one = question("1", outputs, fault=None if outputs else ("missing_media", "9.mp4"))
     assert (outcome_of(one), flags_of(one), marks_of(one)) == (outcome, flags, marks)
-
-
-def test_a_question_that_could_not_be_asked_has_no_value_and_says_why(tmp_path: Path) -> None:
-    one = question("1", fault=("missing_media", "9.mp4 is not there"))
-    assert (outcome_of(one), flags_of(one)) == (3, 8)
-    page = Page(write_eval_report(write_results(tmp_path / "a", {"seen": [(one, None)]})))
-    assert page.questions()[0]["fault"] == ["missing_media", "9.mp4 is not there"]
 
 
 def test_untrusted_text_is_data_and_never_markup(tmp_path: Path) -> None:
     def report(folder: Path, text: str) -> Page:
         evil = output(text, text, 1.0, note=text)
-        one = question(
-            text,
-            [evil, evil],
-            text=text,
-            options=[text],
-            gold=text,
-            category=text,
-            cluster=text,
-            details={text: [text]},
-        )
+        same = dict.fromkeys(("text", "gold", "category", "cluster"), text)
+        one = question(text, [evil, evil], options=[text], details={text: [text]}, **same)
         bad = question("2", fault=(text, text))
         entry = figures(by_category={text: {"accuracy": 0.5, "n": 1}})
         protocol = {"checkpoint": "step-000001", text: {text: text}}
         shown = {"frames": [text, data_uri(text.encode("utf-8", "replace"))], "seconds": [text, 1.0]}
         write_results(folder, {"seen": [(one, shown), (bad, None)]}, {"seen": entry, text: entry}, protocol)
-        other = write_results(
-            folder.parent / f"{folder.name}-other", {"seen": [(one, None)]}, {"seen": entry}, protocol
-        )
-        later = write_results(
-            folder.parent / f"{folder.name}-later", {}, {text: figures()}, {"checkpoint": "step-000002"}
-        )
+        beside = [folder.with_name(f"{folder.name}-{name}") for name in ("other", "later")]
+        other = write_results(beside[0], {"seen": [(one, None)]}, {"seen": entry}, protocol)
+        later = write_results(beside[1], {}, {text: figures()}, {"checkpoint": "step-000002"})
         return Page(write_eval_report(folder, text, [other], [later]))
 
     clean, hostile = report(tmp_path / "clean", "plain"), report(tmp_path / "evil", HOSTILE)
@@ -180,29 +161,17 @@ def test_untrusted_text_is_data_and_never_markup(tmp_path: Path) -> None:
     assert not any(key.startswith("on") for _, attributes in hostile.elements for key in attributes)
     runnable = [attributes for tag, attributes in hostile.elements if tag == "script" and "type" not in attributes]
     assert len(runnable) == 2  # our own, whose hashes the policy names
-    first = hostile.questions()[0]
-    said = json.dumps(first, ensure_ascii=False)
-    assert "</script>" in first["question"][0]
-    assert "\x1b" not in said and "\u202e" not in said
-
-
-def test_the_page_may_load_nothing_and_run_our_scripts_alone(tmp_path: Path) -> None:
-    shown = {"frames": [data_uri(picture(9))], "seconds": [0.0]}
-    page = Page(write_eval_report(write_results(tmp_path / "a", {"seen": [(question("1", [RIGHT]), shown)]})))
-    sources = [
-        value for _, attributes in page.elements for key, value in attributes.items()
-        if key in ("src", "href", "srcset", "data", "action", "poster") and value
-    ]  # fmt: skip
+    # The page loads nothing, and its policy would not let it.
+    loading = ("src", "href", "srcset", "data", "action", "poster")
+    sources = [value for _, found in hostile.elements for key, value in found.items() if key in loading and value]
     assert sources and all(source.startswith("#") for source in sources)
-    policy = next(str(attributes["content"]) for _, attributes in page.elements if "http-equiv" in attributes)
-    assert re.fullmatch(
-        r"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src( 'sha256-[\w+/=]{44}'){2}", policy
-    )
-
-
-def test_long_texts_keep_beginning_and_end() -> None:
-    assert pieces("abcdefghij", 10) == ["abcdefghij"]
-    assert pieces("abcdefghijk", 4) == ["ab", 7, "jk"]
+    policy = next(str(found["content"]) for _, found in hostile.elements if "http-equiv" in found)
+    scripts = r"script-src( 'sha256-[\w+/=]{44}'){2}"
+    assert re.fullmatch(rf"default-src 'none'; img-src data:; style-src 'unsafe-inline'; {scripts}", policy)
+    first = hostile.questions()[0]
+    words = json.dumps(first, ensure_ascii=False)
+    assert "</script>" in first["question"][0]
+    assert "\x1b" not in words and "\u202e" not in words
 
 
 def test_texts_are_cut_until_all_questions_fit(tmp_path: Path) -> None:
@@ -226,15 +195,15 @@ def test_texts_are_cut_until_all_questions_fit(tmp_path: Path) -> None:
 
 
 def test_what_has_no_room_at_all_is_left_out_and_counted(tmp_path: Path) -> None:
-    rows = [(question(str(place), [RIGHT]), None) for place in range(450)]
+    rows = [(question(str(index), [RIGHT]), None) for index in range(450)]
     folder = write_results(tmp_path / "a", {"seen": rows})
     whole = Page(write_eval_report(folder))
     assert len(whole.questions()) == 450
     first_two = len(whole.data["page-0"]) + len(whole.data["page-1"])
     for room in (Room(text=first_two, lengths=(8000,)), Room(questions=400)):
         path = write_eval_report(folder, room=room)
-        kept = [one["id"] for one in Page(path).questions()]
-        assert kept == [str(place) for place in range(400)]
+        ids = [one["id"] for one in Page(path).questions()]
+        assert ids == [str(index) for index in range(400)]
         html = path.read_text("utf-8")
         assert "The first 400 of 450 questions can be looked at here" in html
         assert "only beginning and end" not in html
@@ -246,7 +215,7 @@ def test_frames_are_kept_once_and_small(tmp_path: Path) -> None:
     (folder / "thumbs" / "1.png").write_bytes(picture(200, (1280, 720), "PNG"))
     small = picture(1)
     shown = {"frames": [data_uri(small), "thumbs/1.png"], "seconds": [0.5, 2.0]}
-    rows = [(question(str(place), [RIGHT]), shown) for place in range(3)]
+    rows = [(question(str(index), [RIGHT]), shown) for index in range(3)]
     page = Page(write_eval_report(write_results(folder, {"seen": rows})))
     pictures = [base64.b64decode(one) for one in page.pictures()]
     assert len(pictures) == 2
@@ -258,7 +227,7 @@ def test_frames_are_kept_once_and_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "said"),
+    ("frame", "words"),
     [
         ("../secret.jpg", "the picture ../secret.jpg lies outside the results folder"),
         ("gone.jpg", "the picture gone.jpg is not there"),
@@ -268,22 +237,24 @@ def test_frames_are_kept_once_and_small(tmp_path: Path) -> None:
         (7, "a frame is neither a data URI nor a path"),
     ],
 )
-def test_a_frame_that_cannot_be_used_is_named(tmp_path: Path, frame: object, said: str) -> None:
+def test_a_frame_that_cannot_be_used_is_named(tmp_path: Path, frame: object, words: str) -> None:
     (tmp_path / "secret.jpg").write_bytes(picture(1))
     rows = [(question("1", [RIGHT]), {"frames": [frame], "seconds": [0.0]})]
     page = Page(write_eval_report(write_results(tmp_path / "a", {"seen": rows})))
     (one,) = page.questions()
-    assert one["frames"]["at"] == [] and said in one["frames"]["why"]
+    assert one["frames"]["at"] == [] and words in one["frames"]["why"]
     assert page.pictures() == []
 
 
+def framed(name: str, *shades: int, right: bool = True) -> tuple[Answered, dict[str, Any]]:
+    frames = [data_uri(picture(shade)) for shade in shades]
+    seconds = [float(number) for number in range(len(shades))]
+    return question(name, [RIGHT if right else WRONG]), {"frames": frames, "seconds": seconds}
+
+
 def test_frames_beyond_the_room_are_left_out_those_of_wrong_answers_last(tmp_path: Path) -> None:
-    """Six questions of four different pictures each; room for eight: two of each do not fit either."""
-
-    def frames(place: int) -> dict[str, Any]:
-        return {"frames": [data_uri(picture(10 * place + at)) for at in range(4)], "seconds": [0.0, 1.0, 2.0, 3.0]}
-
-    rows = [(question(str(place), [RIGHT if place < 3 else WRONG]), frames(place)) for place in range(6)]
+    """Six questions of four different images each; room for eight: two of each do not fit either."""
+    rows = [framed(str(n), *range(10 * n, 10 * n + 4), right=n < 3) for n in range(6)]
     folder = write_results(tmp_path / "a", {"seen": rows})
     longest = max(map(len, Page(write_eval_report(folder)).pictures()))
     path = write_eval_report(folder, room=Room(frames=8 * longest, frames_each=(4, 2)))
@@ -293,28 +264,23 @@ def test_frames_beyond_the_room_are_left_out_those_of_wrong_answers_last(tmp_pat
     assert shown["1"]["why"] == "left out to keep this file small"
     assert "At most 2 frames of a question are shown" in html
     assert "Frames of 4 of 6 questions are shown; those of 2 are left out" in html
-
-
-def test_sets_share_the_room_for_frames(tmp_path: Path) -> None:
-    """The first set's twenty pictures would fill the room; the second set's one is shown all the same."""
-    many = [
-        (question(str(place), [RIGHT]), {"frames": [data_uri(picture(place))], "seconds": [0.0]}) for place in range(20)
-    ]
-    one = [(question("x", [RIGHT]), {"frames": [data_uri(picture(99))], "seconds": [0.0]})]
-    folder = write_results(tmp_path / "a", {"first": many, "second": one})
+    # Sets share the room: of the first one's twenty images two are shown, and the second one's.
+    sets = {"first": [framed(str(n), n) for n in range(20)], "second": [framed("x", 99)]}
+    folder = write_results(tmp_path / "b", sets)
     longest = max(map(len, Page(write_eval_report(folder)).pictures()))
-    page = Page(write_eval_report(folder, room=Room(frames=4 * longest)))
-    assert sum(bool(one["frames"]["at"]) for one in page.questions()) == 3
-    assert page.questions()[-1]["frames"]["at"]
+    shown_sets = Page(write_eval_report(folder, room=Room(frames=4 * longest))).questions()
+    assert sum(bool(one["frames"]["at"]) for one in shown_sets) == 3 and shown_sets[-1]["frames"]["at"]
 
 
 def test_paired_difference_and_its_clustered_error() -> None:
     """d = (1, 0, -1, 1) with mean 1/4; clusters v: 1 + 0 - 2/4 = 1/2 and w: -1 + 1 - 2/4 = -1/2; sqrt(2 * 1/2) / 4."""
     ours = [Mark(1.0, "v"), Mark(0.0, "v"), Mark(0.0, "w"), Mark(1.0, "w"), Mark(None, "w")]
     theirs = [Mark(0.0, "v"), Mark(0.0, "v"), Mark(1.0, "w"), Mark(0.0, "w"), Mark(1.0, "w")]
-    found = paired_difference(list(zip(ours, theirs)))
-    assert found == {"n": 4, "difference": 0.25, "error": pytest.approx(0.25), "higher": 2, "lower": 1}
-    assert paired_difference([(Mark(None, "v"), Mark(1.0, "v"))]) is None
+    marks = [{"seen": {str(number): mark for number, mark in enumerate(each)}} for each in (ours, theirs)]
+    assert comparison_rows(marks[0], [("other", marks[1])]) == [
+        ["seen", "other", "4", "+25.0 points", "25.0", "2", "1"]
+    ]
+    assert comparison_rows({"seen": {"1": Mark(None, "v")}}, [("other", {"seen": {"1": Mark(1.0, "v")}})]) == []
 
 
 def test_runs_stand_side_by_side(tmp_path: Path) -> None:
@@ -364,10 +330,5 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path) -> None:
     (folder / "answers_seen.jsonl").unlink()
     with pytest.raises(ConfigError, match="is no folder of results"):
         write_eval_report(folder)
-
-
-def test_at_most_six_runs_are_told_apart(tmp_path: Path) -> None:
-    folder = write_results(tmp_path / "a", {"seen": [(question("1", [RIGHT]), None)]})
-    write_eval_report(folder, "", [folder] * 5)
     with pytest.raises(ConfigError, match=r"6 folders are given for comparison. At most 5"):
         write_eval_report(folder, "", [folder] * 6)

@@ -99,13 +99,11 @@ def test_filters_leave_the_questions_they_name(page: Browser, small: Path) -> No
     assert ids(page) == ["right", "wrong", "partly", "unread", "bad", "x", "y"]
     for buttons, left in (
         (["outcome='0'"], ["wrong", "unread"]),
-        (["outcome='1'"], ["partly"]),
         (["outcome='2'"], ["right", "x"]),
         (["outcome='3'"], ["bad", "y"]),
         (["outcome='0'", "outcome='1'"], ["wrong", "partly", "unread"]),
         (["flag='1'"], ["unread", "y"]),
         (["flag='2'"], ["partly"]),
-        (["flag='4'"], ["unread"]),
         (["flag='8'"], ["bad"]),
         (["flag='16'"], ["right"]),
         (["flag='1'", "flag='4'"], ["unread"]),
@@ -149,7 +147,10 @@ def test_search_looks_at_questions_outputs_and_notes(page: Browser, small: Path)
         page.write(words)
         page.wait(f"document.querySelector('#found').textContent === '{len(left)} of 7 questions'")
         assert ids(page) == left
-    page.click("#search")
+    page.press("Escape")
+    assert page.read("document.activeElement.id") == "list"
+    page.press("/")
+    assert page.read("document.activeElement.id") == "search"
     page.write("nowhere")
     page.wait("document.querySelector('.detail .empty') !== null")
     assert text(page, ".detail .empty") == "No question holds these words."
@@ -184,19 +185,9 @@ def test_a_question_shows_its_frames_outputs_and_how_they_were_read(page: Browse
     assert text(page, ".detail .absent") == "This question could not be asked (missing_media): 9.mp4 is not there"
 
 
-def test_keys_reach_the_search_and_come_back(page: Browser, small: Path) -> None:
-    page.open(small)
-    page.press("/")
-    assert page.read("document.activeElement.id") == "search"
-    page.press("j")  # a letter now, and no move
-    assert page.read("document.querySelector('#search').value") == "j"
-    page.press("Escape")
-    assert page.read("document.activeElement.id") == "list"
-
-
 def test_of_many_questions_only_those_in_view_are_drawn(page: Browser, tmp_path: Path) -> None:
     """450 questions lie on three pages of data; the last is reached with one key and found by search."""
-    rows = [(question(f"q{place}", [output(f"thought {place} <answer>B</answer>")]), None) for place in range(450)]
+    rows = [(question(f"q{index}", [output(f"thought {index} <answer>B</answer>")]), None) for index in range(450)]
     page.open(write_eval_report(write_results(tmp_path / "run", {"seen": rows})))
     assert text(page, "#found") == "450 of 450 questions"
     assert 0 < page.read("document.querySelectorAll('.row').length") < 40
@@ -213,7 +204,7 @@ def test_of_many_questions_only_those_in_view_are_drawn(page: Browser, tmp_path:
 
 def test_hostile_text_is_shown_and_does_nothing(page: Browser, tmp_path: Path) -> None:
     evil = output(HOSTILE, HOSTILE, 1.0, note=HOSTILE)
-    asked = question(
+    evil_question = question(
         HOSTILE, [evil, WRONG], text=HOSTILE, options=[HOSTILE], gold=HOSTILE, category=HOSTILE, cluster=HOSTILE,
         details={HOSTILE: HOSTILE},
     )  # fmt: skip
@@ -224,7 +215,10 @@ def test_hostile_text_is_shown_and_does_nothing(page: Browser, tmp_path: Path) -
     }
     entry = {"accuracy": 0.5, "n": 1, "by_category": {HOSTILE: {"accuracy": 0.5, "n": 1}}}
     folder = write_results(
-        tmp_path / "run", {"seen": [(asked, shown), (bad, None)]}, {"seen": entry, HOSTILE: entry}, {HOSTILE: HOSTILE}
+        tmp_path / "run",
+        {"seen": [(evil_question, shown), (bad, None)]},
+        {"seen": entry, HOSTILE: entry},
+        {HOSTILE: HOSTILE},
     )
     path = write_eval_report(folder, HOSTILE)
     page.open(path)
@@ -260,9 +254,9 @@ def test_the_policy_stops_what_text_alone_could_not(page: Browser, small: Path) 
     assert "https://evil.example/x.png" not in page.requests
 
 
-@pytest.mark.parametrize("width", [360, 700])
-def test_labels_of_the_axis_do_not_overlap(page: Browser, small: Path, tmp_path: Path, width: int) -> None:
-    """On a phone too; nothing reaches beyond the window."""
+def test_labels_of_the_axis_do_not_overlap_on_a_phone(page: Browser, small: Path, tmp_path: Path) -> None:
+    """And nothing reaches beyond the window."""
+    width = 360
     page.open(small)
     page.picture(tmp_path / "page.png", width)
     try:

@@ -10,8 +10,7 @@ import pytest
 
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.eval.contracts import Answered, Output, Reading
-from vlm_pg.eval.external_outputs import read_outputs, score_outputs
-from vlm_pg.eval.lmms_samples import record_places, write_lmms_samples
+from vlm_pg.eval.external_outputs import read_outputs, record_indices, score_outputs, write_lmms_samples
 from vlm_pg.types import AnswerKind, MediaRef, Sample
 
 
@@ -24,10 +23,10 @@ def sample(name: str, gold: str, kind: AnswerKind = "multiple_choice", **details
 SAMPLES = [sample("q1", "A"), sample("q2", "B"), sample("q3", "C")]
 
 
-def reader(asked: Sample, text: str, cut_off: bool) -> Reading:
+def reader(question: Sample, text: str, cut_off: bool) -> Reading:
     """The output is the answer; an empty one is none."""
     assert not cut_off
-    return Reading(text or None, float(text == asked.answer))
+    return Reading(text or None, float(text == question.answer))
 
 
 def written(path: Path, *lines: Any) -> Path:
@@ -35,14 +34,18 @@ def written(path: Path, *lines: Any) -> Path:
     return path
 
 
-def test_an_object_of_texts_and_lists(tmp_path: Path) -> None:
+def lmms(index: int, target: str, *texts: str, **more: Any) -> dict[str, Any]:
+    return {"doc_id": index, "target": target, "filtered_resps": list(texts), "doc_hash": "0", "input": "?", **more}
+
+
+def test_objects_and_lines_of_texts_and_lists(tmp_path: Path) -> None:
     path = written(tmp_path / "o.json", {"q1": "A", "q2": ["B", ""]})
     assert read_outputs(path, SAMPLES) == {"q1": ("A",), "q2": ("B", "")}
-
-
-def test_lines_of_ids_and_outputs(tmp_path: Path) -> None:
     path = written(tmp_path / "o.jsonl", {"id": "q1", "output": "A"}, {"id": 7, "outputs": ["B", "C"], "time": 3})
     assert read_outputs(path, SAMPLES) == {"q1": ("A",), "7": ("B", "C")}
+
+
+A_TWICE = [{"id": "q", "output": "A"}, {"id": "q", "output": "B"}]
 
 
 @pytest.mark.parametrize(
@@ -50,40 +53,34 @@ def test_lines_of_ids_and_outputs(tmp_path: Path) -> None:
     [
         ("o.json", [{"q1": 3}], r"o.json:1: the output of question 'q1' is neither a text nor a list"),
         ("o.json", [{"q1": []}], r"neither a text nor a list of texts. Write \"\" for an output without text"),
-        ("o.json", [["A"]], r"o.json"),
+        ("o.json", ['{"q1": "A",\n "q1": "B"}'], r"o.json:2: question 'q1' is there twice"),
         ("o.jsonl", [{"id": "q1", "output": "A"}, {"id": "q2"}], r"o.jsonl:2 does not say one question's outputs"),
         ("o.jsonl", [{"id": "q1", "output": "A", "outputs": []}], r"o.jsonl:1 does not say one question's outputs"),
         ("o.jsonl", [{"id": True, "output": "A"}], r"o.jsonl:1 does not say one question's outputs"),
-        (
-            "o.jsonl",
-            [{"id": "q", "output": "A"}, {"id": "q", "output": "B"}],
-            r"o.jsonl:2: question 'q' is there twice",
-        ),
+        ("o.jsonl", A_TWICE, r"o.jsonl:2: question 'q' is there twice"),
         ("o.txt", [], r"no file of outputs by its name. A .json file"),
+        ("", [], r"There is no file .*none.json"),
+        ("s.jsonl", [lmms(3, "A", "A")], r"doc_id 3 is no index in the set of 3 questions"),
+        ("s.jsonl", [lmms(0, "A", "A"), lmms(0, "A", "A")], r"s.jsonl:2: question 'q1' is there twice. A task with"),
+        ("s.jsonl", [lmms(0, "A")], r"s.jsonl:1: resps and filtered_resps hold no texts"),
+        ("s.jsonl", [lmms(0, "A", "A"), {"id": "q2", "output": "B"}], r"s.jsonl:2: doc_id None is no index"),
+        # Samples in another order, and in one that nothing confirms.
+        ("s.jsonl", [lmms(1, "B", "B"), lmms(0, "B", "B")], r":2: target 'B' is not the gold answer of question 'q1'"),
+        ("s.jsonl", [lmms(1, "B", "B"), lmms(0, "blue", "B")], r"target 'blue' is not the gold answer of .* \('A'\)"),
+        ("s.jsonl", [lmms(0, "crimson", "A")], "0 of 1 targets confirm"),
     ],
 )
-def test_other_files_are_refused_with_their_line(tmp_path: Path, name: str, lines: list[Any], message: str) -> None:
+def test_files_that_are_refused(tmp_path: Path, name: str, lines: list[Any], message: str) -> None:
+    path = tmp_path / "none.json"
+    if name:
+        path = written(tmp_path / name, *lines)
+    if lines and isinstance(lines[0], str):
+        path.write_text(lines[0])
     with pytest.raises(ConfigError, match=message):
-        read_outputs(written(tmp_path / name, *lines), SAMPLES)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"There is no file .*none.json"):
-        read_outputs(tmp_path / "none.json", SAMPLES)
-
-
-def test_an_id_twice_in_an_object_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "o.json"
-    path.write_text('{"q1": "A",\n "q1": "B"}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"o.json:2: question 'q1' is there twice"):
         read_outputs(path, SAMPLES)
 
 
-def lmms(place: int, target: str, *texts: str, **more: Any) -> dict[str, Any]:
-    return {"doc_id": place, "target": target, "filtered_resps": list(texts), "doc_hash": "0", "input": "?", **more}
-
-
-def test_samples_of_lmms_eval_by_their_place(tmp_path: Path) -> None:
+def test_samples_of_lmms_eval_by_their_index(tmp_path: Path) -> None:
     """``resps`` is what was generated; where it is left out ``filtered_resps`` says the same."""
     path = written(
         tmp_path / "20260101_samples_t.jsonl",
@@ -92,59 +89,16 @@ def test_samples_of_lmms_eval_by_their_place(tmp_path: Path) -> None:
         lmms(1, "blue", "B", resps=["<think>x</think>B"]),
     )
     assert read_outputs(path, SAMPLES) == {"q3": ("C",), "q1": ("I think A", "B"), "q2": ("<think>x</think>B",)}
-
-
-def test_samples_of_lmms_eval_by_an_id_in_doc(tmp_path: Path) -> None:
     path = written(tmp_path / "s.jsonl", lmms(0, "C", "C", doc={"question_id": "q3"}))
     assert read_outputs(path, SAMPLES, "question_id") == {"q3": ("C",)}
     with pytest.raises(ConfigError, match=r"s.jsonl:1: its doc has no id under 'pid' \(question_id\)"):
         read_outputs(path, SAMPLES, "pid")
-
-
-@pytest.mark.parametrize("target", ["B", "blue"])
-def test_samples_in_another_order_are_refused(tmp_path: Path, target: str) -> None:
-    path = written(tmp_path / "s.jsonl", lmms(1, "B", "B"), lmms(0, target, "B"))
-    with pytest.raises(
-        ConfigError, match=rf"s.jsonl:2: target '{target}' is not the gold answer of question 'q1' \('A'\)"
-    ):
-        read_outputs(path, SAMPLES)
-
-
-def test_an_order_that_nothing_confirms_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path / "s.jsonl", lmms(0, "crimson", "A"))
-    with pytest.raises(ConfigError, match="0 of 1 targets confirm"):
-        read_outputs(path, SAMPLES)
-
-
-@pytest.mark.parametrize(
-    ("gold", "target", "fits"),
-    [("[24.3, 30.4]", "[24.296875, 30.40625]", True), ("[24.3, 30.4]", "[3.0, 9.0]", False), ("4", "4.0", True)],
-)
-def test_targets_with_numbers_are_compared_as_numbers(tmp_path: Path, gold: str, target: str, fits: bool) -> None:
-    asked = [sample("q1", gold, "time_span" if "[" in gold else "numerical")]
-    path = written(tmp_path / "s.jsonl", lmms(0, target, "x"))
-    if fits:
-        assert read_outputs(path, asked) == {"q1": ("x",)}
-    else:
+    # Targets with numbers are compared as numbers.
+    for gold, target, wrong in (("[24.3, 30.4]", "[24.296875, 30.40625]", "[3.0, 9.0]"), ("4", "4.0", "5")):
+        samples = [sample("q1", gold, "time_span" if "[" in gold else "numerical")]
+        assert read_outputs(written(path, lmms(0, target, "x")), samples) == {"q1": ("x",)}
         with pytest.raises(ConfigError, match="is not the gold answer"):
-            read_outputs(path, asked)
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([lmms(3, "A", "A")], r"doc_id 3 is no place in the set of 3 questions"),
-        (
-            [lmms(0, "A", "A"), lmms(0, "A", "A")],
-            r"s.jsonl:2: question 'q1' is there twice. A task with several filters",
-        ),
-        ([lmms(0, "A")], r"s.jsonl:1: resps and filtered_resps hold no texts"),
-        ([lmms(0, "A", "A"), {"id": "q2", "output": "B"}], r"s.jsonl:2: doc_id None is no place"),
-    ],
-)
-def test_damaged_samples_are_refused_with_their_line(tmp_path: Path, lines: list[Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_outputs(written(tmp_path / "s.jsonl", *lines), SAMPLES)
+            read_outputs(written(path, lmms(0, wrong, "x")), samples)
 
 
 def test_scoring_keeps_every_question_and_names_what_does_not_fit() -> None:
@@ -154,18 +108,11 @@ def test_scoring_keeps_every_question_and_names_what_does_not_fit() -> None:
     assert answered[0].outputs[0] == Output("A", Reading("A", 1.0))
     assert answered[2].outputs == () and answered[2].fault == ("no_output", "no output was given for this question")
     assert figures.headline.value == 0.25 and figures.headline.n == 2
-    counts = figures.measures.counts
-    assert (counts.n_no_output, counts.n_bad_media, counts.n_unparsed) == (1, 0, 1)
+    assert [figures.measures[f"n_{cause}"] for cause in ("no_output", "bad_media", "unparsed")] == [1, 0, 1]
     assert figures.notes == (
         "1 of 3 questions have no output: 'q3'.",
         "1 of 3 ids of outputs belong to no question: 'other'.",
     )
-
-
-def test_scoring_uses_the_aggregation_of_the_set() -> None:
-    samples = [sample("q1", "A", task="x"), sample("q2", "B", task="x"), sample("q3", "C", task="y")]
-    _, figures = score_outputs(samples, {"q1": ("A",), "q2": ("A",), "q3": ("A",)}, reader, "mvbench")
-    assert figures.headline.value == 0.25 and figures.figures["mean over questions"].value == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("outputs", [{"1": ("A",), "2": ("B",)}, {}])
@@ -193,20 +140,13 @@ def test_what_is_written_for_lmms_eval_is_read_back(tmp_path: Path) -> None:
     assert by_place == read_outputs(path, SAMPLES, "id") == {"q1": ("A", "not \ud800 sure"), "q3": ("",)}
 
 
-def test_a_detail_called_id_does_not_take_the_questions_place(tmp_path: Path) -> None:
-    asked = Answered.of(sample("q1", "A", id="theirs", url="u"), (Output("A", Reading("A", 1.0)),))
-    write_lmms_samples(tmp_path / "s.jsonl", [asked], {"q1": 0})
-    doc = json.loads((tmp_path / "s.jsonl").read_text("utf-8"))["doc"]
-    assert doc["id"] == "q1" and doc["url"] == "u"
-
-
-def test_places_count_all_records_of_the_set(tmp_path: Path) -> None:
-    """The first cannot be used and the second is not asked: they have the places 0 and 1 all the same."""
+def test_indices_count_all_records_and_a_detail_called_id_is_no_id(tmp_path: Path) -> None:
+    """The first record is unusable and the second excluded: they have the indices 0 and 1 all the same."""
     whole = {"problem": "1 + 1?", "data_type": "text", "problem_type": "numerical", "solution": "<answer>2</answer>"}
-    records = [{"problem_id": "bad"}, whole | {"problem_id": "not asked"}, whole | {"problem_id": "q1"}]
-    path = written(tmp_path / "set.jsonl", *records)
-    places = record_places(path)
-    assert places == {"not asked": 1, "q1": 2}
-    asked = Answered.of(sample("q1", "2", "numerical"), (Output("2", Reading("2", 1.0)),))
-    write_lmms_samples(tmp_path / "s.jsonl", [asked], places)
-    assert json.loads((tmp_path / "s.jsonl").read_text("utf-8"))["doc_id"] == 2
+    records = [{"problem_id": "bad"}, whole | {"problem_id": "excluded"}, whole | {"problem_id": "q1"}]
+    indices = record_indices(written(tmp_path / "set.jsonl", *records))
+    assert indices == {"excluded": 1, "q1": 2}
+    answered = Answered.of(sample("q1", "2", "numerical", id="theirs", url="u"), (Output("2", Reading("2", 1.0)),))
+    write_lmms_samples(tmp_path / "s.jsonl", [answered], indices)
+    row = json.loads((tmp_path / "s.jsonl").read_text("utf-8"))
+    assert row["doc_id"] == 2 and row["doc"]["id"] == "q1" and row["doc"]["url"] == "u"

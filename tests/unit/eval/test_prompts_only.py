@@ -103,26 +103,16 @@ def test_media_among_the_words_make_a_list_too(tmp_path: Path, media_dir: Path, 
     [row] = rows_of(config_of(tmp_path, media_dir, [record], protocol), tmp_path)
     before, medium, behind = row["user"]
     assert before.endswith("Which frame of ") and medium == {"medium": 0} and behind.startswith(" is last?\nA. 8\nB. 9")
-
-
-def test_a_set_without_a_protocol_goes_by_the_configuration(tmp_path: Path, media_dir: Path) -> None:
-    [row] = rows_of(config_of(tmp_path, media_dir, [RECORD], None), tmp_path)
-    assert (row["system"], row["user"]) == ("Hi.", "Which frame is last?\nA. 8\nB. 9\nOne letter.")
-    # Half a second apart would be 2 frames; media.min_frames is 4, and sizes are near 128 already.
-    assert len(row["media"][0]["frame_seconds"]) == 4
-    assert (row["media"][0]["height"], row["media"][0]["width"]) == (140, 140)
-    assert row["settings"]["protocol"] is None
-
-
-def test_subtitles_are_those_at_the_frames(tmp_path: Path, media_dir: Path) -> None:
-    """Frames stand at 0, 0.3, 0.6 and 0.9: the second text ends before the next of them."""
-    (tmp_path / "h265_video.mp4").write_bytes((media_dir / "h265_video.mp4").read_bytes())
-    (tmp_path / "1.srt").write_text(
-        "1\n00:00:00,200 --> 00:00:00,400\nFirst.\n\n2\n00:00:00,400 --> 00:00:00,500\nSecond.\n"
-    )
-    records = [RECORD | {"subtitles": "1.srt"}]
-    [row] = rows_of(config_of(tmp_path, tmp_path, records, "video_mme/qwen3_vl_subtitles"), tmp_path)
-    assert row["user"].startswith("This video's subtitles are listed below:\nFirst.\nSelect the best answer")
+    if (
+        protocol is None
+    ):  # Half a second apart would be 2 frames; media.min_frames is 4, and sizes are near 128 already.
+        assert (row["system"], row["settings"]["protocol"], behind) == (
+            "Hi.",
+            None,
+            " is last?\nA. 8\nB. 9\nOne letter.",
+        )
+        [shown] = row["media"]
+        assert (len(shown["frame_seconds"]), shown["height"], shown["width"]) == (4, 140, 140)
 
 
 def test_faults_have_a_line_and_questions_that_are_not_asked_none(tmp_path: Path, media_dir: Path) -> None:
@@ -154,18 +144,14 @@ def test_questions_without_media_ask_for_no_model_at_all(tmp_path: Path) -> None
     assert row["settings"]["sampling"]["num_generations"] == 4
 
 
-def test_without_sets_nothing_is_written(tmp_path: Path) -> None:
-    config = config_of(tmp_path, tmp_path, [RECORD], None)
-    config = config.model_copy(update={"data": config.data.model_copy(update={"eval": {}})})
-    with pytest.raises(ConfigError, match=r"names no evaluation sets. Add them as data.eval.NAME=PATH"):
-        write_prompts(config, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_sets_whose_prompts_would_have_one_file_are_refused(tmp_path: Path, media_dir: Path) -> None:
+def test_sets_that_are_refused_leave_no_folder(tmp_path: Path, media_dir: Path) -> None:
     config = config_of(tmp_path, media_dir, [RECORD], None)
     [records] = config.data.eval.values()
-    both = config.data.model_copy(update={"eval": {"a b": records, "a_b": records}})
-    with pytest.raises(ConfigError, match="The prompts of 'a b', 'a_b' would have one file"):
-        write_prompts(config.model_copy(update={"data": both}), tmp_path / "out")
+    for sets, message in (
+        ({}, r"names no evaluation sets. Add them as data.eval.NAME=PATH"),
+        ({"a b": records, "a_b": records}, "The prompts of 'a b', 'a_b' would have one file"),
+    ):
+        changed = config.model_copy(update={"data": config.data.model_copy(update={"eval": sets})})
+        with pytest.raises(ConfigError, match=message):
+            write_prompts(changed, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -31,13 +31,6 @@ def test_the_check_on_a_gpu_has_both_models_and_all_that_was_asked_for(tmp_path:
     assert [stage.name for stage in on_cpu if stage.needs_gpu] == ["tests", "training-bf16"]
 
 
-@pytest.mark.parametrize("plan, count", [("training", 5), ("rollouts", 6), ("grpo-step", 5)])
-def test_every_point_of_a_plan_is_a_stage_of_its_own(tmp_path: Path, plan: str, count: int) -> None:
-    stages = PLANS[plan][1](tmp_path, "cuda", "7b")
-    points = [stage for stage in stages if stage.least_seconds and stage.name != "counted"]
-    assert len(points) == count == len({stage.name for stage in points}) and all(stage.needs_gpu for stage in points)
-
-
 def test_a_file_that_is_there_is_gone_on_with(tmp_path: Path) -> None:
     command = Measurement("step", "7b", "4096,8,512", ("grouped",)).command(tmp_path / "training.json", "cuda")
     assert "--resume" not in as_begun(command) and "{" not in "".join(as_begun(command))
@@ -65,6 +58,9 @@ def test_bench_takes_every_command_of_the_plans(tmp_path: Path, capsys: pytest.C
             arguments = RolloutRun.parser().parse_args(command[command.index("rollout") + 1 :])
             parsed += len(RolloutRun.points(arguments))
     assert parsed == 5 + 6 + 4 + 2
+    for plan, points in (("training", 5), ("rollouts", 6), ("grpo-step", 5)):  # each a stage of its own
+        alone = [one for one in PLANS[plan][1](tmp_path, "cuda", "7b") if one.least_seconds and one.name != "counted"]
+        assert len(alone) == points == len({one.name for one in alone}) and all(one.needs_gpu for one in alone)
     # Points times contestants: two plans, 7b and 8b, small.
     assert counted == [5 * 4, 6 * 2, 3 + 2, 3 + 2, 3 + 2]
 
@@ -106,19 +102,13 @@ def test_wheels_are_carried_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (site / "carried_along/__init__.py").is_file()
     monkeypatch.syspath_prepend(str(site))
     assert installed()["carried-along"] == "1.0"
-
-
-def test_wheels_that_are_none(tmp_path: Path) -> None:
+    assert missing_words(["qwen_vl_utils", "av"]).startswith("qwen-vl-utils, av are not installed.")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"there is no file \*\.whl"):
-        install_wheels(tmp_path)
+        install_wheels(tmp_path / "empty")
     (tmp_path / "broken-1.0-py3-none-any.whl").write_text("no archive")
     with pytest.raises(ConfigError, match="pip could not install them"):
         install_wheels(tmp_path)
-
-
-def test_what_lacks_is_named_as_it_is_installed() -> None:
-    assert missing_words(["qwen_vl_utils"]).startswith("qwen-vl-utils is not installed.")
-    assert missing_words(["av", "requests"]).startswith("av, requests are not installed.")
 
 
 def test_listing_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ def outcomes(tmp_path: Path, *stages: Stage, seconds: float = 600, device: str =
 
 def test_failures_of_every_kind_stop_no_other_stage(tmp_path: Path) -> None:
     def found_bad() -> Reading:
-        return Reading({"grad_norm": 0.0}, "the gradient of every step is 0", ["a remark"])
+        return Reading({"grad_norm": 0.0, "loss": float("nan")}, "the gradient of every step is 0", ["a remark"])
 
     def cannot_read() -> Reading:
         raise KeyError("points")
@@ -61,7 +61,10 @@ def test_failures_of_every_kind_stop_no_other_stage(tmp_path: Path) -> None:
     assert "first" in found["raises"].end_of_log
     assert found["second command"].code == 4 and len(found["second command"].commands) == 2
     assert (found["bad numbers"].status, found["bad numbers"].problem) == ("failed", "the gradient of every step is 0")
-    assert found["bad numbers"].figures == {"grad_norm": 0.0} and found["bad numbers"].remarks == ["a remark"]
+    assert found["bad numbers"].figures["grad_norm"] == 0.0 and found["bad numbers"].remarks == ["a remark"]
+    # A number that JSON does not have is written as a word.
+    written = json.loads((tmp_path / "out/result.json").read_text())["stages"]
+    assert written[2]["figures"] == {"grad_norm": 0.0, "loss": "nan"}
     assert found["unreadable"].problem == "what it wrote could not be read"
     assert found["good"].status == "ok" and not found["good"].end_of_log
     assert "well" in (tmp_path / "out/good.log").read_text()
@@ -123,10 +126,10 @@ def test_going_on_runs_what_was_not_ok(tmp_path: Path) -> None:
 
 
 def test_what_others_have_left_is_read_again_and_files_of_an_earlier_try_go(tmp_path: Path) -> None:
-    said, file = ["first"], tmp_path / "counts.json"
+    state, file = ["first"], tmp_path / "counts.json"
 
     def read() -> Reading:
-        return Reading({"said": said[0]})
+        return Reading({"state": state[0]})
 
     once = "import sys; open(sys.argv[1], 'x')"
     fails = Stage("joins", "t", ((sys.executable, "-c", f"{once}; sys.exit(1)", str(file)),), 1, read, writes=(file,))
@@ -135,24 +138,18 @@ def test_what_others_have_left_is_read_again_and_files_of_an_earlier_try_go(tmp_
     command = (sys.executable, "-c", once, str(file))
     joins = Stage("joins", "t", (command,), 1, read, writes=(file,), reads_others=True)
     Run(again, "cpu", 600, []).go([joins])
-    assert again.named("joins").status == "ok" and again.named("joins").figures == {"said": "first"}
-    said[0] = "later"
+    assert again.named("joins").status == "ok" and again.named("joins").figures == {"state": "first"}
+    state[0] = "later"
     Run(again, "cpu", 600, []).go([joins])
-    assert again.named("joins").figures == {"said": "later"}
-    assert json.loads((tmp_path / "out/result.json").read_text())["stages"][0]["figures"] == {"said": "later"}
+    assert again.named("joins").figures == {"state": "later"}
+    assert json.loads((tmp_path / "out/result.json").read_text())["stages"][0]["figures"] == {"state": "later"}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 0, "stages": [], "commands": []}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 0, "stages": [], "commands": []}'])
 def test_a_result_that_cannot_be_gone_on_with(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(ConfigError, match=r"result\.json .*--out"):
         Result.open(tmp_path, HEAD, resume=True)
-
-
-def test_numbers_that_json_has_not_are_written_as_words(tmp_path: Path) -> None:
-    result = Result.open(tmp_path, HEAD, resume=False)
-    result.add(Outcome("a", "b", "failed", figures={"loss": [float("nan"), float("inf"), 1.0]}))
-    assert json.loads((tmp_path / "result.json").read_text())["stages"][0]["figures"] == {"loss": ["nan", "inf", 1.0]}
 
 
 def test_the_page_says_what_happened_and_asks_for_nothing_else(tmp_path: Path) -> None:

@@ -20,12 +20,11 @@ from vlm_pg.types import MediaRef
     [
         ({}, Generation(None, 0.0, 1.0, 0, ())),
         ({"max_new_tokens": 16, "until": ["\n\n"]}, Generation(16, 0.0, 1.0, 0, ())),
-        ({"max_gen_toks": 8, "until": "Q:"}, Generation(8, 0.0, 1.0, 0, ("Q:",))),
+        ({"max_gen_toks": 8, "until": "Q:", "num_beams": 1}, Generation(8, 0.0, 1.0, 0, ("Q:",))),
         ({"temperature": 0, "top_p": 0.5, "do_sample": True}, Generation(None, 0.0, 1.0, 0, ())),
         ({"temperature": 0.7, "do_sample": False}, Generation(None, 0.0, 1.0, 0, ())),
         ({"temperature": 0.7, "top_p": 0.9, "top_k": 20}, Generation(None, 0.7, 0.9, 20, ())),
         ({"do_sample": True, "top_p": None}, Generation(None, 1.0, 1.0, 0, ())),
-        ({"num_beams": 1}, Generation(None, 0.0, 1.0, 0, ())),
     ],
 )
 def test_how_answers_are_generated(arguments: dict[str, Any], wanted: Generation):
@@ -46,9 +45,7 @@ def test_settings_of_a_task():
     made = Generation(None, 0.7, 0.9, 20, ("Q:",)).settings(base, 3)
     assert (made.num_generations, made.temperature, made.top_p, made.top_k) == (3, 0.7, 0.9, 20)
     assert (made.max_new_tokens, made.stop_strings, made.max_batch_rollouts) == (99, ("Q:",), 7)
-
-
-def test_an_answer_ends_before_its_stop():
+    # An answer ends before its stop.
     generation = Generation(8, 0.0, 1.0, 0, ("\nQ:", "END"))
     assert generation.without_stop("B\nQ: next END") == "B"
     assert generation.without_stop("B and so on") == "B and so on"
@@ -95,9 +92,7 @@ def test_messages_become_references_and_texts_in_their_places(tmp_path: Path):
     first, video, again = made.media
     assert video == MediaRef("video", "/clips/1.mp4", 1.0, 2.5) and first == again, "equal pictures are one file"
     assert np.array_equal(np.asarray(Image.open(first.path)), np.asarray(picture)), "its pixels, without loss"
-
-
-def test_clips_as_tasks_name_them(tmp_path: Path):
+    # A clip as other tasks name it.
     clip = {"url": "/clips/1.mp4", "video_start": 3.0, "video_end": 4.0}
     [ref] = conversation_of([{"role": "user", "content": [{"type": "video", "url": clip}]}], tmp_path, "t").media
     assert ref == MediaRef("video", "/clips/1.mp4", 3.0, 4.0)

@@ -74,9 +74,6 @@ def test_chunks_hold_whole_groups() -> None:
     assert [[len(g.responses) for g in chunk] for chunk in rows.chunks(None)] == [[2, 2, 3]]
     assert [[len(g.responses) for g in chunk] for chunk in rows.chunks(4)] == [[2, 2], [3]]
     assert [[len(g.responses) for g in chunk] for chunk in rows.chunks(1)] == [[2], [2], [3]]
-
-
-def test_nothing_shared_is_said() -> None:
     assert "nothing is saved; put all generations" in group_rows(*padded([([1], [7]), ([2], [7])]), count_up).summary
 
 

@@ -17,7 +17,7 @@ from tests.support.processes import ROOT
 from tests.support.runs import write_config
 from vlm_pg.config import RunConfig, load_config
 from vlm_pg.memory import GIB
-from vlm_pg.plan.command import model_shape, sequence_ranks
+from vlm_pg.plan.command import model_shape
 from vlm_pg.plan.memory import plan_to_fit
 from vlm_pg.plan.report import verdict, verdict_lines
 from vlm_pg.plan.search import Option, first_remedy, levers, shorter_prompts
@@ -66,7 +66,7 @@ def planned(config: RunConfig, ranks: int = RANKS) -> tuple[ModelShape, Setup]:
     # Of one model, a shape depends on the adapter alone.
     key = f"{config.model.path} {config.model.lora}"
     shape = SHAPES[key] = SHAPES.get(key) or model_shape(config)
-    return shape, setup_of(config, shape, ranks, sequence_ranks(config))
+    return shape, setup_of(config, shape, ranks)
 
 
 def applied(setup: Setup, option: Option) -> Setup:
@@ -122,8 +122,13 @@ def test_of_a_deepspeed_file_of_ones_own_no_stage_is_taken_back(run_file: Path) 
     assert planned(load_config(run_file, [*words, *option.overrides.split()]))[1] == applied(setup, option)
 
 
-@pytest.mark.parametrize("ranks", [1, RANKS])
-@pytest.mark.parametrize("base", BASES)
+USUAL = [("all parts in fp32", RANKS), ("bf16 with a KL term", 1), ("LoRA", RANKS)]
+ROWS = [(base, ranks) for base in BASES for ranks in (1, RANKS)]
+
+
+@pytest.mark.parametrize(
+    ("base", "ranks"), [pytest.param(*row, marks=[] if row in USUAL else pytest.mark.matrix) for row in ROWS]
+)
 def test_the_advice_makes_the_run_fit(run_file: Path, base: str, ranks: int) -> None:
     """At sizes from twice too small to far too small: the sentence's overrides fit, in as much memory as it says."""
     config = load_config(run_file, BASES[base])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,7 +25,7 @@ from vlm_pg.types import AnswerKind, Sample, right_letters
 Form = Literal["option", "options", "yes_no", "answer", "equal", "caption"]
 
 NONE = "NONE"
-_LONGEST_ANSWER = 300
+_MAX_ANSWER = 300
 _CODE_CHARACTERS = 12
 _SHOWN_CHARACTERS = 120
 
@@ -108,7 +108,7 @@ def prompts_digest() -> str:
     return hashlib.sha256(repr((sorted(_TASKS.items()), _END)).encode()).hexdigest()
 
 
-def read_reply(asked: JudgeQuestion, reply: str) -> str | None:
+def read_reply(query: JudgeQuestion, reply: str) -> str | None:
     """The verdict: "C", "A, C", "yes", "12.5 m", "right", "wrong"; None where the output gives no answer.
 
     Raises:
@@ -116,55 +116,29 @@ def read_reply(asked: JudgeQuestion, reply: str) -> str | None:
     """
     thought = _THINKING.match(reply)
     lines = [line.strip() for line in reply[thought.end() if thought else 0 :].strip().splitlines()]
-    begun = [line for line in lines if asked.code in line]
+    begun = [line for line in lines if query.code in line]
     if not begun:
-        raise OutOfForm(f"no line begins with {asked.code}: {_end_of(reply)}")
-    match = re.fullmatch(rf"[*`\s]*{asked.code}[*`\s]*[:：][*`\s]*(.*?)[*`\s]*", begun[0])
+        raise OutOfForm(f"no line begins with {query.code}: {_end_of(reply)}")
+    match = re.fullmatch(rf"[*`\s]*{query.code}[*`\s]*[:：][*`\s]*(.*?)[*`\s]*", begun[0])
     if len(begun) > 1 or begun[0] != lines[-1] or match is None:
-        raise OutOfForm(f"not one last line '{asked.code}: ...': {_end_of(reply)}")
-    return _READERS[asked.form](match[1], asked.letters)
-
-
-def _letter(value: str, letters: str) -> str | None:
-    if value == NONE:
-        return None
-    if len(value) != 1 or value not in letters:
-        raise OutOfForm(f"{_quoted(value)} is none of {', '.join(letters)} or {NONE}")
-    return value
-
-
-def _letters(value: str, letters: str) -> str | None:
-    if value == NONE:
-        return None
-    named = [part.strip() for part in value.split(",")]
-    if len(set(named)) < len(named) or any(len(part) != 1 or part not in letters for part in named):
-        raise OutOfForm(f"{_quoted(value)} is no list of the letters {', '.join(letters)}, nor {NONE}")
+        raise OutOfForm(f"not one last line '{query.code}: ...': {_end_of(reply)}")
+    value = match[1]
+    if query.form in _WORDS:
+        if value not in _WORDS[query.form]:
+            raise OutOfForm(f"{_quoted(value)} is none of {', '.join(_WORDS[query.form])}")
+        return None if value == NONE else value.lower()
+    if query.form == "answer" and not 0 < len(value) <= _MAX_ANSWER:
+        raise OutOfForm(f"an answer of 1 to {_MAX_ANSWER} characters was asked for: {_quoted(value)}")
+    if value == NONE or query.form == "answer":
+        return None if value == NONE else value
+    named = [part.strip() for part in value.split(",")] if query.form == "options" else [value]
+    if len(set(named)) < len(named) or any(len(part) != 1 or part not in query.letters for part in named):
+        kind = "no list of the letters" if query.form == "options" else "none of"
+        raise OutOfForm(f"{_quoted(value)} is {kind} {', '.join(query.letters)}, nor {NONE}")
     return ", ".join(sorted(named))
 
 
-def _one_of(*words: str) -> Callable[[str, str], str | None]:
-    def read(value: str, letters: str) -> str | None:
-        if value not in words:
-            raise OutOfForm(f"{_quoted(value)} is none of {', '.join(words)}")
-        return None if value == NONE else value.lower()
-
-    return read
-
-
-def _text(value: str, letters: str) -> str | None:
-    if not value or len(value) > _LONGEST_ANSWER:
-        raise OutOfForm(f"an answer of 1 to {_LONGEST_ANSWER} characters was asked for: {_quoted(value)}")
-    return None if value == NONE else value
-
-
-_READERS: Mapping[Form, Callable[[str, str], str | None]] = {
-    "option": _letter,
-    "options": _letters,
-    "yes_no": _one_of("YES", "NO", NONE),
-    "answer": _text,
-    "equal": _one_of("RIGHT", "WRONG"),
-    "caption": _letter,
-}
+_WORDS: Mapping[Form, tuple[str, ...]] = {"yes_no": ("YES", "NO", NONE), "equal": ("RIGHT", "WRONG")}
 # What models that think write first.
 _THINKING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
@@ -187,7 +161,7 @@ _FORMS: Mapping[AnswerKind, Form] = {
     "free_form": "equal",
 }
 _OPTION_LINE = re.compile(r"^([A-Z])[.)] ", re.MULTILINE)
-_KEPT_CHARACTERS = 1000
+_REPLY_CHARACTERS = 1000
 
 
 class TooLong(ValueError):
@@ -197,7 +171,7 @@ class TooLong(ValueError):
 def question_about(question: Answered, output: Output, most_characters: int) -> JudgeQuestion | None:
     """The question to a judge about an output; None where the rules suffice.
 
-    Asked about are outputs without an answer by the rules that are neither empty nor cut off by the length limit, free
+    There is one for outputs without an answer by the rules that are neither empty nor cut off by the length limit, free
     texts (``FREE_TEXTS``) without full marks, and all captions of TempCompass, which only a judge can score; not where
     the gold answer has no value, or the set's rule excludes the output.
 
@@ -205,8 +179,8 @@ def question_about(question: Answered, output: Output, most_characters: int) -> 
         TooLong: the output has more than ``most_characters``.
     """
     is_cut = output.finish_reason == "length"
-    parsed = parse_output(output.text, is_cut)
-    text = "" if parsed is None else parsed.text.replace("\x00", "").replace("\x01", "").strip()
+    final = parse_output(output.text, is_cut)
+    text = "" if final is None else final.text.replace("\x00", "").replace("\x01", "").strip()
     if not text:
         return None
     caption = _caption_letters(question)
@@ -227,32 +201,41 @@ def question_about(question: Answered, output: Output, most_characters: int) -> 
     return judge_question(form, parts | {"output": text}, letters)
 
 
-def decision(question: Answered, output: Output, asked: JudgeQuestion, reply: str, whole: WholeReader) -> Judged:
-    """The judgement of an output by a judge's reply; rules score the answer that it found.
+def decision(question: Answered, output: Output, query: JudgeQuestion, reply: str, whole: WholeReader) -> Judged:
+    """The judgement of an output by a judge's reply; rules score the judge's answer.
 
     Args:
         whole: scores answers that are no options.
     """
-    rules, kept = output.reading.score, reply[-_KEPT_CHARACTERS:]
+    form, rules_score, tail = query.form, output.reading.score, reply[-_REPLY_CHARACTERS:]
     try:
-        found = read_reply(asked, reply)
+        found = read_reply(query, reply)
     except OutOfForm as error:
-        return Judged(asked.form, False, None, rules, str(error), kept)
-    if asked.form == "equal":
-        right = found == "right"
-        return Judged(asked.form, True, question.gold if right else output.reading.answer, float(right), "", kept)
-    if asked.form == "caption":
-        return Judged(asked.form, True, found, float(found == str(question.details["mc_answer"]).strip()[:1]), "", kept)
-    if found is None:
-        return Judged(asked.form, True, None, rules, "", kept)
-    if asked.form in ("option", "options"):
-        is_right = set(found.split(", ")) == right_letters(question.gold)
-        return Judged(asked.form, True, found, float(is_right), "", kept)
-    reading = whole.read(_sample(question), found, False)
-    if reading.answer is None or reading.score is None:
-        note = f"rules cannot read the judge's answer {found[:80]!r}"
-        return Judged(asked.form, False, None, rules, note, kept)
-    return Judged(asked.form, True, reading.answer, reading.score, "", kept)
+        return Judged(form, False, None, rules_score, str(error), tail)
+    answer, score = found, rules_score
+    if form == "equal":
+        answer, score = (question.gold, 1.0) if found == "right" else (output.reading.answer, 0.0)
+    elif form == "caption":
+        score = float(found == str(question.details["mc_answer"]).strip()[:1])
+    elif found is not None and form in ("option", "options"):
+        score = float(set(found.split(", ")) == right_letters(question.gold))
+    elif found is not None:
+        sample = Sample(
+            question.sample_id,
+            question.question,
+            (),
+            question.options,
+            question.gold,
+            question.kind,
+            source="",
+            category=question.category,
+            details=question.details,
+        )
+        reading = whole.read(sample, found, False)
+        if reading.answer is None or reading.score is None:
+            return Judged(form, False, None, rules_score, f"rules cannot read the judge's answer {found[:80]!r}", tail)
+        answer, score = reading.answer, reading.score
+    return Judged(form, True, answer, score, "", tail)
 
 
 def gold_of(question: Answered) -> str:
@@ -279,17 +262,3 @@ def _caption_letters(question: Answered) -> str:
     if question.kind != "free_form" or not question.details.get("mc_answer"):
         return ""
     return "".join(_OPTION_LINE.findall(str(question.details.get("mc_question", ""))))
-
-
-def _sample(question: Answered) -> Sample:
-    return Sample(
-        question.sample_id,
-        question.question,
-        (),
-        question.options,
-        question.gold,
-        question.kind,
-        source="",
-        category=question.category,
-        details=question.details,
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,16 +19,16 @@ from pydantic import ValidationError
 from vlm_pg.answers.whole import WholeReader
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.aggregation import aggregate
-from vlm_pg.eval.answer_files import AnswerFiles, Row, answers_path, file_name
+from vlm_pg.eval.answer_files import AnswerFiles, answers_path, file_name
 from vlm_pg.eval.contracts import Answered, Judged, Output, Reading
 from vlm_pg.eval.judging.forms import JudgeQuestion, TooLong, decision, gold_of, prompts_digest, question_about
-from vlm_pg.eval.judging.settings import EvalJudgeSettings
+from vlm_pg.eval.settings import EvalJudgeSettings
 from vlm_pg.files import json_line, parse_json_line, write_bytes_atomic
 from vlm_pg.http.chat import ChatServer, NoReply, judge_key
 from vlm_pg.observe.console import Console
 from vlm_pg.rewards.settings import RewardSettings
 
-_MOST_REASONS = 10
+_MAX_REASONS = 10
 
 
 def judge_record(settings: EvalJudgeSettings) -> dict[str, Any] | None:
@@ -65,16 +65,26 @@ def judge_of_arguments(url: str | None, model: str | None, key_variable: str | N
         raise ConfigError(f"--judge: {first['loc'][0]} {first['msg'].removeprefix('Value error, ')}") from None
 
 
+def judge_answers(
+    settings: EvalJudgeSettings, reward: RewardSettings, folder: Path, results: dict[str, Any], console: Console
+) -> None:
+    """Add the figures with the judge to every set of ``results``, under ``judged``; nothing without a judge.
+
+    Args:
+        folder: of the sets' answers.
+
+    Raises:
+        ConfigError: as ``check_judge``.
+    """
+    if settings.url is None:
+        return
+    with _Judge(settings, reward, console) as judge:
+        for name, figures in results["sets"].items():
+            figures["judged"] = judge.judge_set(folder, name, figures["aggregation"])
+
+
 @dataclass(frozen=True)
-class OutputId:
-    """One output: its question, and its index among the question's outputs."""
-
-    sample_id: str
-    output: int
-
-
-@dataclass(frozen=True)
-class DecisionKey:
+class _DecisionKey:
     """Judge, question and gold answer of a decision, which holds for equal ones only.
 
     ``message``: digest of the message. ``gold``: kind and text of the gold answer, which most messages do not show.
@@ -86,74 +96,74 @@ class DecisionKey:
     gold: str
 
 
-class DecisionFile:
-    """The decisions about one set's outputs, appended as replies come, so that a killed evaluation repeats none.
-
-    judged_NAME.part.jsonl while the set NAME is judged, then judged_NAME.jsonl in the order of its records.
-
-    Args:
-        folder: of the evaluation.
-        name: of the set.
-    """
-
-    def __init__(self, folder: Path, name: str):
-        self.path = folder / f"judged_{file_name(name)}.jsonl"
-        self._part = self.path.with_suffix(".part.jsonl")
-
-    def kept(self) -> dict[tuple[OutputId, DecisionKey], Judged]:
-        """Decisions of an earlier attempt; a truncated line is skipped."""
-        found: dict[tuple[OutputId, DecisionKey], Judged] = {}
-        for path in (self.path, self._part):
-            for line in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
-                row = parse_json_line(line)
-                try:
-                    output_id = OutputId(row["sample_id"], row["output"])  # type: ignore[index]
-                    judged = Judged(**row["judged"])  # type: ignore[index]
-                    asked = DecisionKey(**row["asked"])  # type: ignore[index]
-                except (KeyError, TypeError):
-                    continue
-                if judged.decided:
-                    found[output_id, asked] = judged
-        return found
-
-    def append(self, output_id: OutputId, output: Output, asked: DecisionKey, judged: Judged) -> None:
-        """Write one decision."""
-        with self._part.open("ab") as file:
-            # A truncated line before becomes a line of its own.
-            file.write(b"\n" * bool(file.tell()) + _line(output_id, output, asked, judged))
-
-    def complete(self, rows: Sequence[tuple[OutputId, Output, DecisionKey, Judged]]) -> None:
-        """Write all rows of the set atomically."""
-        write_bytes_atomic(self.path, b"".join(_line(*row) for row in rows))
-        self._part.unlink(missing_ok=True)
-
-
-def _line(output_id: OutputId, output: Output, asked: DecisionKey, judged: Judged) -> bytes:
-    rules: Mapping[str, Any] = {"answer": output.reading.answer, "score": output.reading.score}
-    row = {**asdict(output_id), "rules": rules, "judged": asdict(judged), "asked": asdict(asked), "text": output.text}
-    return json_line(row)
+# Sample id, and index of an output among the question's outputs.
+_OutputId = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class _OpenOutput:
-    """An undecided output. ``asked``: the question; None where the output is too long (``why``)."""
+    """An undecided output. ``query``: the judge's question; None where the output is too long (``why``)."""
 
-    output_id: OutputId
+    output_id: _OutputId
     question: Answered
     output: Output
-    asked: JudgeQuestion | None
+    query: JudgeQuestion | None
     why: str = ""
 
+    def undecided(self, why: str) -> Judged:
+        return Judged("" if self.query is None else self.query.form, False, None, self.output.reading.score, why)
 
-class Judge(AbstractContextManager["Judge"]):
+
+class _DecisionFile:
+    """The decisions about one set's outputs, appended as replies come, so that a killed evaluation repeats none.
+
+    judged_NAME.part.jsonl while the set NAME is judged, then judged_NAME.jsonl in the order of its records.
+    """
+
+    def __init__(self, folder: Path, name: str):
+        self._path = folder / f"judged_{file_name(name)}.jsonl"
+        self._part = self._path.with_suffix(".part.jsonl")
+
+    def read(self) -> dict[tuple[_OutputId, _DecisionKey], Judged]:
+        """Decisions of an earlier attempt; a truncated line is skipped."""
+        found: dict[tuple[_OutputId, _DecisionKey], Judged] = {}
+        for path in (self._path, self._part):
+            for line in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
+                row: Any = parse_json_line(line)
+                try:
+                    output_id = row["sample_id"], row["output"]
+                    judged, key = Judged(**row["judged"]), _DecisionKey(**row["asked"])
+                except (KeyError, TypeError):
+                    continue
+                if judged.decided:
+                    found[output_id, key] = judged
+        return found
+
+    def append(self, one: _OpenOutput, key: _DecisionKey, judged: Judged) -> None:
+        """Write one decision."""
+        with self._part.open("ab") as file:
+            # A truncated line before becomes a line of its own.
+            file.write(b"\n" * bool(file.tell()) + _line(one, key, judged))
+
+    def complete(self, rows: Sequence[tuple[_OpenOutput, _DecisionKey, Judged]]) -> None:
+        """Write all rows of the set atomically."""
+        write_bytes_atomic(self._path, b"".join(_line(*row) for row in rows))
+        self._part.unlink(missing_ok=True)
+
+
+def _line(one: _OpenOutput, key: _DecisionKey, judged: Judged) -> bytes:
+    output, (sample_id, index) = one.output, one.output_id
+    row: dict[str, Any] = {"sample_id": sample_id, "output": index}
+    row["rules"] = {"answer": output.reading.answer, "score": output.reading.score}
+    return json_line({**row, "judged": asdict(judged), "asked": asdict(key), "text": output.text})
+
+
+class _Judge(AbstractContextManager["_Judge"]):
     """Judges one set after the other; a context manager.
 
     Args:
         settings: with a URL.
-        reward: settings of the rules that score answers the judge has found.
-
-    Raises:
-        ConfigError: as ``check_judge``.
+        reward: settings of the rules that score the judge's answers.
     """
 
     def __init__(self, settings: EvalJudgeSettings, reward: RewardSettings, console: Console):
@@ -177,20 +187,24 @@ class Judge(AbstractContextManager["Judge"]):
         """Judge the outputs of a set whose answers are in ``folder``, and add the decisions to their rows.
 
         Returns:
-            The figures with the judge (``judged_row``).
+            The figures with the judge (``_judged_row``).
         """
         rows = [json.loads(line) for line in answers_path(folder, name).read_bytes().splitlines()]
-        answered = [Answered.from_row(row) for row in rows]
-        found = list(self._open(answered))
-        file = DecisionFile(folder, name)
-        unreachable = self._server.find_model() if any(one.asked for one in found) else None
-        made, unreached = self._decided(name, found, file, unreachable)
-        _write(folder, name, rows, made)
+        found = [one for row in rows for one in self._open(Answered.from_row(row))]
+        file = _DecisionFile(folder, name)
+        unreachable = self._server.find_model() if any(one.query for one in found) else None
+        decisions, unreached = self._decisions(name, found, file, unreachable)
+        for row in rows:
+            for index, output in enumerate(row["outputs"]):
+                output.pop("judged", None)
+                if (judged := decisions.get((row["sample_id"], index))) is not None:
+                    output["judged"] = asdict(judged)
+        AnswerFiles(folder, rank=0).complete(name, rows)
         # Without a reply the judge's model is unknown, so earlier decisions might be another judge's.
-        if unreachable is None or not file.kept():
-            file.complete([(one.output_id, one.output, self._key(one), made[one.output_id]) for one in found])
-        judged = [Answered.from_row(row) for row in rows]
-        figures = judged_row(aggregation, judged, self._server.model, unreached)
+        if unreachable is None or not file.read():
+            file.complete([(one, self._key(one), decisions[one.output_id]) for one in found])
+        answered = [Answered.from_row(row) for row in rows]
+        figures = _judged_row(aggregation, answered, self._server.model, unreached)
         if figures["n_unreached"]:
             why = next(iter(figures["undecided"]))  # the most common
             self._console.warn(
@@ -200,104 +214,56 @@ class Judge(AbstractContextManager["Judge"]):
             )
         return figures
 
-    def _open(self, answered: list[Answered]) -> Iterator[_OpenOutput]:
-        for question in answered:
-            for number, output in enumerate(question.outputs):
-                output_id = OutputId(question.sample_id, number)
-                try:
-                    asked = question_about(question, output, self._settings.max_output_characters)
-                except TooLong as error:
-                    yield _OpenOutput(output_id, question, output, None, str(error))
-                else:
-                    if asked is not None:
-                        yield _OpenOutput(output_id, question, output, asked)
+    def _open(self, question: Answered) -> Iterator[_OpenOutput]:
+        for index, output in enumerate(question.outputs):
+            output_id = question.sample_id, index
+            try:
+                query = question_about(question, output, self._settings.max_output_characters)
+            except TooLong as error:
+                yield _OpenOutput(output_id, question, output, None, str(error))
+            else:
+                if query is not None:
+                    yield _OpenOutput(output_id, question, output, query)
 
-    def _decided(
-        self, name: str, found: list[_OpenOutput], file: DecisionFile, unreachable: NoReply | None
-    ) -> tuple[dict[OutputId, Judged], int]:
+    def _decisions(
+        self, name: str, found: list[_OpenOutput], file: _DecisionFile, unreachable: NoReply | None
+    ) -> tuple[dict[_OutputId, Judged], int]:
         """The decision about each output, earlier ones included, and for how many the server failed."""
-        kept = file.kept()
-        made = {one.output_id: kept[key] for one in found if (key := (one.output_id, self._key(one))) in kept}
-        if made:
-            self._console.info(f"{name}: the judge decided about {len(made):,} output(s) before")
-        for one in found:
-            if one.asked is None:
-                made[one.output_id] = _undecided(one, one.why)
-        waiting = [one for one in found if one.output_id not in made]
-        messages = [one.asked.message for one in waiting if one.asked is not None]
+        earlier = file.read()
+        decisions = {
+            one.output_id: earlier[key] for one in found if (key := (one.output_id, self._key(one))) in earlier
+        }
+        if decisions:
+            self._console.info(f"{name}: the judge decided about {len(decisions):,} output(s) before")
+        decisions |= {one.output_id: one.undecided(one.why) for one in found if one.query is None}
+        waiting = [(one, one.query) for one in found if one.query is not None and one.output_id not in decisions]
         unreached = 0
-        with self._console.progress(f"asking the judge about {name}", len(messages)) as bar:
+        with self._console.progress(f"asking the judge about {name}", len(waiting)) as bar:
 
             def take(index: int, reply: str | NoReply) -> None:
                 nonlocal unreached
-                one = waiting[index]
+                one, query = waiting[index]
                 if isinstance(reply, NoReply):
                     unreached += not reply.of_message
-                    made[one.output_id] = _undecided(one, reply.why)
+                    decisions[one.output_id] = one.undecided(reply.why)
                 else:
-                    assert one.asked is not None
-                    judged = made[one.output_id] = decision(one.question, one.output, one.asked, reply, self._whole)
-                    file.append(one.output_id, one.output, self._key(one), judged)
+                    judged = decisions[one.output_id] = decision(one.question, one.output, query, reply, self._whole)
+                    file.append(one, self._key(one), judged)
                 bar.advance()
 
             if unreachable is None:
-                self._server.replies(messages, on_reply=take)
+                self._server.replies([query.message for _, query in waiting], on_reply=take)
             else:
-                for index in range(len(messages)):
+                for index in range(len(waiting)):
                     take(index, unreachable)
-        return made, unreached
+        return decisions, unreached
 
-    def _key(self, one: _OpenOutput) -> DecisionKey:
-        message = "" if one.asked is None else one.asked.digest
-        return DecisionKey(self._url, self._server.model, message, gold_of(one.question))
-
-
-def judge_answers(
-    settings: EvalJudgeSettings, reward: RewardSettings, folder: Path, results: dict[str, Any], console: Console
-) -> None:
-    """Add the figures with the judge to every set of ``results``, under ``judged``; nothing without a judge.
-
-    Args:
-        folder: where the answers of the sets lie.
-
-    Raises:
-        ConfigError: as ``Judge``.
-    """
-    if settings.url is None:
-        return
-    with Judge(settings, reward, console) as judge:
-        for name, figures in results["sets"].items():
-            figures["judged"] = judge.judge_set(folder, name, figures["aggregation"])
+    def _key(self, one: _OpenOutput) -> _DecisionKey:
+        message = "" if one.query is None else one.query.digest
+        return _DecisionKey(self._url, self._server.model, message, gold_of(one.question))
 
 
-def _undecided(one: _OpenOutput, why: str) -> Judged:
-    form = "" if one.asked is None else one.asked.form
-    return Judged(form, False, None, one.output.reading.score, why)
-
-
-def _write(folder: Path, name: str, rows: list[Row], made: dict[OutputId, Judged]) -> None:
-    """Write the rows with the decisions."""
-    for row in rows:
-        for number, output in enumerate(row["outputs"]):
-            output.pop("judged", None)
-            judged = made.get(OutputId(row["sample_id"], number))
-            if judged is not None:
-                output["judged"] = asdict(judged)
-    AnswerFiles(folder, rank=0).complete(name, rows)
-
-
-def with_judge(question: Answered) -> Answered:
-    """The question with the judge's decisions as the readings of its outputs."""
-    outputs = [
-        replace(one, reading=Reading(one.judged.answer, one.judged.score, f"judge ({one.judged.form})"))
-        if one.judged is not None and one.judged.decided
-        else one
-        for one in question.outputs
-    ]
-    return replace(question, outputs=tuple(outputs))
-
-
-def judged_row(aggregation: str, answered: Sequence[Answered], model: str | None, unreached: int) -> dict[str, Any]:
+def _judged_row(aggregation: str, answered: Sequence[Answered], model: str | None, unreached: int) -> dict[str, Any]:
     """The part "judged" of a set's figures.
 
     ``accuracy``, ``standard_error`` and ``n`` by the set's own aggregation; no value where the server failed for some
@@ -309,28 +275,39 @@ def judged_row(aggregation: str, answered: Sequence[Answered], model: str | None
     Args:
         unreached: undecided outputs for which the server failed.
     """
-    asked = [(one, one.judged) for question in answered for one in question.outputs if one.judged is not None]
-    decided = [(one, judged) for one, judged in asked if judged.decided]
-    changes = Counter(_change(one, judged) for one, judged in decided)
-    reasons = Counter(judged.note for _, judged in asked if not judged.decided)
-    figures = aggregate(aggregation, [with_judge(question) for question in answered]).to_row()
+    judged = [(one, one.judged) for question in answered for one in question.outputs if one.judged is not None]
+    changes = Counter(_change(one.reading.score, by_judge.score) for one, by_judge in judged if by_judge.decided)
+    reasons = Counter(by_judge.note for _, by_judge in judged if not by_judge.decided)
+    figures = aggregate(aggregation, [_with_judge(question) for question in answered]).to_row()
     if unreached:
         figures |= {"accuracy": None, "standard_error": None}
     return {
         **{key: figures[key] for key in ("accuracy", "standard_error", "n")},
         "model": model,
-        "n_asked": len(asked),
-        "n_decided": len(decided),
-        "n_undecided": len(asked) - len(decided),
+        "n_asked": len(judged),
+        "n_decided": changes.total(),
+        "n_undecided": reasons.total(),
         "n_unreached": unreached,
         **{f"n_{change}": changes[change] for change in ("raised", "lowered", "valued", "unchanged")},
-        "n_none": sum(judged.answer is None for _, judged in decided),
-        "undecided": dict(reasons.most_common(_MOST_REASONS)),
+        "n_none": sum(by_judge.decided and by_judge.answer is None for _, by_judge in judged),
+        "undecided": dict(reasons.most_common(_MAX_REASONS)),
     }
 
 
-def _change(output: Output, judged: Judged) -> str:
-    before, now = output.reading.score, judged.score
+def _with_judge(question: Answered) -> Answered:
+    """The question with the judge's decisions as the readings of its outputs."""
+    outputs = [
+        replace(one, reading=Reading(one.judged.answer, one.judged.score, f"judge ({one.judged.form})"))
+        if one.judged is not None and one.judged.decided
+        else one
+        for one in question.outputs
+    ]
+    return replace(question, outputs=tuple(outputs))
+
+
+def _change(before: float | None, now: float | None) -> str:
+    if before == now:
+        return "unchanged"
     if before is None or now is None:
-        return "unchanged" if before == now else "valued"
-    return "raised" if now > before else "lowered" if now < before else "unchanged"
+        return "valued"
+    return "raised" if now > before else "lowered"

@@ -1,16 +1,25 @@
-"""What a protocol is: everything that decides a published figure but the model itself."""
+"""A protocol: everything that determines a published figure except the model.
+
+Templates word the user's turn, with placeholders:
+
+{question}          the question, {options} one option a line, {subtitles} those at the frames that are shown
+{details.KEY}       what the set publishes of the question under KEY
+[[ ... ]]           left out where a placeholder inside it is empty, or details lack its KEY
+{{ and }}           a brace
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from vlm_pg.eval.protocols.template import Template, parse
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.settings import Settings
@@ -18,19 +27,10 @@ from vlm_pg.types import CONTROL_TOKEN, Sample
 
 OptionStyle = Literal["A. text", "(A) text", "A: text"]
 SubtitleRule = Literal["none", "at_frames", "lmms", "kit", "qwen3_vl", "interleaved"]
-# The media settings that change what a model sees; the others are the machine's.
+# The media settings that change the pixels of a prompt; the others are about this machine.
 MEDIA_KEYS = (
-    "frames",
-    "fps",
-    "min_frames",
-    "max_frames",
-    "num_frames",
-    "last_frame",
-    "video_tokens",
-    "min_pixels",
-    "max_pixels",
-    "image_min_pixels",
-    "image_max_pixels",
+    *("frames", "fps", "min_frames", "max_frames", "num_frames", "last_frame"),
+    *("video_tokens", "min_pixels", "max_pixels", "image_min_pixels", "image_max_pixels"),
 )
 BY_KIND = "answer_kind"
 ANY = "*"
@@ -59,10 +59,10 @@ class ProtocolSampling(Settings):
 
 
 class Protocol(Settings):
-    """One way to ask, sample, read and average an evaluation set, as somebody published it.
+    """One published way to word, sample, read and average an evaluation set.
 
-    ``templates`` are chosen by what ``template_by`` names of a question: its values, joined with "/", or "*" in place
-    of any of them; the first that fits, in the order written. See ``template.py`` for what stands in one.
+    ``templates`` are chosen by the values that ``template_by`` names of a question, joined with "/", or "*" for any of
+    them; the first that fits, in the order written.
     """
 
     name: str = Field(description="SET/VARIANT of a bundled one; a file's own name otherwise.")
@@ -89,7 +89,7 @@ class Protocol(Settings):
     reader: str = Field(
         "ours",
         min_length=1,
-        description="ours, the name of a published rule of reading, or a function of one's own by path (eval/own.py).",
+        description="ours, the name of a published rule of reading, or one's own function by path (eval/readers.py).",
     )
     aggregation: str = Field("mean", min_length=1, description="How the set's figures are made, by name or by path.")
     categories: tuple[str, ...] = Field((), description="Keys of details that figures are also given by, in groups.")
@@ -132,7 +132,7 @@ class Protocol(Settings):
                 f"read_prefix is {self.read_prefix!r}, which is no end of answer_prefix {self.answer_prefix!r}. Give "
                 "the end of it that is read as part of the answer, or leave read_prefix out."
             )
-        uses = any("subtitles" in template.places for template in self.parsed.values())
+        uses = any("subtitles" in template.placeholders for template in self.parsed.values())
         if uses != (self.subtitles not in ("none", "interleaved")):
             raise ValueError(
                 f"subtitles is {self.subtitles} and {'a' if uses else 'no'} template has {{subtitles}}. Name a rule "
@@ -146,12 +146,12 @@ class Protocol(Settings):
         return {key: parse(text) for key, text in self.templates.items()}
 
     def question_type(self, sample: Sample) -> tuple[str, ...]:
-        """What templates are chosen by, of one question: its values of ``template_by``."""
+        """The question's values of ``template_by``."""
         values = [sample.answer_kind if key == BY_KIND else sample.details.get(key) for key in self.template_by]
         return tuple(detail_text(value) for value in values)
 
     def template_for(self, sample: Sample) -> Template | None:
-        """The first template that fits the question; None: the protocol does not ask it (``asks``)."""
+        """The first template that fits the question; None: the protocol excludes it."""
         values = self.question_type(sample)
         for key, template in self.parsed.items():
             wanted = key.split("/")
@@ -159,11 +159,11 @@ class Protocol(Settings):
                 return template
         return None
 
-    def asks(self, sample: Sample) -> bool:
-        """Whether the question belongs to what the protocol reports; one without a template does not."""
+    def includes(self, sample: Sample) -> bool:
+        """Whether the protocol reports the question; not without a template for it."""
         return self.template_for(sample) is not None
 
-    def as_asked(self, sample: Sample) -> Sample:
+    def with_shown_media(self, sample: Sample) -> Sample:
         """The question with the media that are shown: with ``clips`` false, whole videos in place of their clips."""
         if self.clips or all(ref.start is None and ref.end is None for ref in sample.media):
             return sample
@@ -200,14 +200,6 @@ class Protocol(Settings):
             "stop_strings": (),
         }
 
-    def as_read(self, output: str) -> str:
-        """What readers are given of an output: what was written for the model and is part of its answer, then that."""
-        return self.read_prefix + output
-
-    def not_applied(self) -> list[str]:
-        """Lines about what is published and not done here, to be shown with the figures."""
-        return [self.differs] if self.differs else []
-
 
 def detail_text(value: Any) -> str:
     """A value of details as written in prompts: "" for null, 1 for 1.0, true and lists as JSON has them."""
@@ -218,3 +210,112 @@ def detail_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return json.dumps(value, ensure_ascii=False)
+
+
+# ---- templates ----
+
+PLACEHOLDERS = ("question", "options", "subtitles")
+DETAILS = "details."
+_MARKS = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{[^{}]*\}|[{}]")
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """Stands for a part of the question; ``name`` as between its braces."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Optional:
+    """A part that is left out where one of its placeholders is empty."""
+
+    parts: tuple[str | Placeholder, ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with placeholders, parsed."""
+
+    parts: tuple[str | Placeholder | Optional, ...]
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """The names of all placeholders, in order."""
+        flat = [one for part in self.parts for one in (part.parts if isinstance(part, Optional) else (part,))]
+        return tuple(part.name for part in flat if isinstance(part, Placeholder))
+
+    def fill(self, value: Callable[[str, bool], str]) -> str:
+        """The text; ``value(name, is_optional)`` returns the content of a placeholder, "" for nothing."""
+        return "".join(_filled(part, value, False) for part in self.parts)
+
+
+def _filled(part: str | Placeholder | Optional, value: Callable[[str, bool], str], is_optional: bool) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Placeholder):
+        return value(part.name, is_optional)
+    if any(isinstance(one, Placeholder) and not value(one.name, True) for one in part.parts):
+        return ""
+    return "".join(_filled(one, value, True) for one in part.parts)
+
+
+def parse(text: str) -> Template:
+    """The template that ``text`` writes.
+
+    Raises:
+        ValueError: an unknown placeholder (with the nearest known one), a lone brace, or unpaired brackets.
+    """
+    whole: list[str | Placeholder | Optional] = []
+    inner: list[str | Placeholder] | None = None
+    end = 0
+    for mark in _MARKS.finditer(text):
+        found = mark.group()
+        current = whole if inner is None else inner
+        current.append(text[end : mark.start()])
+        end = mark.end()
+        if found in ("{{", "}}"):
+            current.append(found[0])
+        elif found == "[[":
+            if inner is not None:
+                raise _unpaired(text, "another '[[' stands inside '[['")
+            inner = []
+        elif found == "]]":
+            if inner is None:
+                raise _unpaired(text, "']]' ends nothing")
+            whole.append(Optional(tuple(part for part in inner if part != "")))
+            inner = None
+        elif len(found) == 1:
+            raise ValueError(
+                f"the template {_shown(text)} has a lone '{found}'. A placeholder such as {{question}} is allowed. "
+                f"Write '{found * 2}' for the brace itself."
+            )
+        else:
+            current.append(_placeholder(found[1:-1], text))
+    if inner is not None:
+        raise _unpaired(text, "'[[' is not ended")
+    whole.append(text[end:])
+    return Template(tuple(part for part in whole if part != ""))
+
+
+def _placeholder(name: str, text: str) -> Placeholder:
+    if name in PLACEHOLDERS or (name.startswith(DETAILS) and name != DETAILS):
+        return Placeholder(name)
+    near = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.5)
+    advice = f"Did you mean {{{near[0]}}}?" if near else "Correct it, or write '{{' and '}}' for braces themselves."
+    known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
+    raise ValueError(
+        f"the template {_shown(text)} names the placeholder {{{name}}}. Placeholders are {known} and "
+        f"{{details.KEY}}. {advice}"
+    )
+
+
+def _unpaired(text: str, problem: str) -> ValueError:
+    return ValueError(
+        f"in the template {_shown(text)}, {problem}. Parts that may be left out stand between '[[' and ']]', not "
+        "within each other. Correct the brackets."
+    )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")

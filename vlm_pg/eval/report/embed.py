@@ -19,7 +19,7 @@ from typing import Any
 
 from PIL import Image
 
-from vlm_pg.eval.contracts import Answered, Judged, Output
+from vlm_pg.eval.contracts import Answered, Output
 from vlm_pg.eval.report.results import Marks, Results, label, score_of
 from vlm_pg.observe.report.markup import first, number_or_none
 from vlm_pg.observe.text import one_line, visible
@@ -85,10 +85,10 @@ def embed(results: Results, others: Sequence[tuple[str, Marks]], room: Room | No
             break
     for length in room.lengths:
         pages = _Pages(length, room)
-        for name, place, answered in _questions(results):
+        for name, index, answered in _questions(results):
             marks = [of_run.get(name, {}).get(str(answered.sample_id)) for _, of_run in others]
             scores = [None if mark is None else mark.score for mark in marks]
-            if not pages.add(name, answered, frames.get((name, place)), (name, place) in frames, scores):
+            if not pages.add(name, answered, frames.get((name, index)), (name, index) in frames, scores):
                 break
         pages.close_page()
         if not pages.full:
@@ -122,9 +122,9 @@ def _fill(results: Results, room: Room, most: int, pool: FramePool, frames: _Fra
             for index, (answered, shown) in enumerate(results.rows(name)):
                 if shown.get("frames") and right == (outcome_of(answered) == RIGHT):
                     found = frames[name, index] = pool.add(shown, most, limit)
-                    if found is None and not last:
-                        return False
                     if found is None:
+                        if not last:
+                            return False
                         limit = 0  # from now on only frames that the pool already has
     return True
 
@@ -159,11 +159,14 @@ class _Pages:
         flags = flags_of(answered)
         if score is not None and any(other is not None and abs(other - score) > 1e-9 for other in scores):
             flags += OTHERS_DIFFER
+        preview = one_line(str(answered.question)[: 4 * _PREVIEW_CHARACTERS])
+        if len(preview) > _PREVIEW_CHARACTERS:
+            preview = preview[: _PREVIEW_CHARACTERS - 1] + "…"
         row = {
             "set": self._sets.setdefault(label(name), len(self._sets)),
             "category": self._categories.setdefault(label(answered.category), len(self._categories)),
             "id": label(answered.sample_id),
-            "text": preview_of(answered),
+            "text": preview,
             "outcome": outcome_of(answered),
             "flags": flags,
             "score": None if score is None else round(score, 4),
@@ -272,12 +275,6 @@ def marks_of(answered: Answered) -> str:
     return "".join(tenths[:_MAX_MARKS]) + ("+" if len(tenths) > _MAX_MARKS else "")
 
 
-def preview_of(answered: Answered) -> str:
-    """The beginning of a question on one line."""
-    flat = one_line(str(answered.question)[: 4 * _PREVIEW_CHARACTERS])
-    return flat if len(flat) <= _PREVIEW_CHARACTERS else flat[: _PREVIEW_CHARACTERS - 1] + "…"
-
-
 def detail_of(answered: Answered, limit: int) -> dict[str, Any]:
     """All data of a question; texts longer than ``limit`` characters lose their middle."""
     options, more_options = first(answered.options, _MAX_OPTIONS)
@@ -304,7 +301,7 @@ def detail_of(answered: Answered, limit: int) -> dict[str, Any]:
 
 
 def _output(one: Output, limit: int) -> dict[str, Any]:
-    reading = one.reading
+    reading, judged = one.reading, one.judged
     return {
         "text": pieces(one.text, limit),
         "answer": None if reading.answer is None else _short(reading.answer),
@@ -313,17 +310,14 @@ def _output(one: Output, limit: int) -> dict[str, Any]:
         "counts": reading.counts is not False,
         "cut_off": one.finish_reason == "length",
         "tokens": number_or_none(one.num_tokens),
-        "judged": None if one.judged is None else _judged(one.judged, limit),
-    }
-
-
-def _judged(judged: Judged, limit: int) -> dict[str, Any]:
-    return {
-        "decided": judged.decided is True,
-        "answer": None if judged.answer is None else _short(judged.answer),
-        "score": number_or_none(judged.score),
-        "note": _short(judged.note),
-        "reply": pieces(judged.reply, limit),
+        "judged": judged
+        and {
+            "decided": judged.decided is True,
+            "answer": None if judged.answer is None else _short(judged.answer),
+            "score": number_or_none(judged.score),
+            "note": _short(judged.note),
+            "reply": pieces(judged.reply, limit),
+        },
     }
 
 
@@ -353,8 +347,8 @@ class FramePool:
 
     def __init__(self, folder: Path):
         self._folder = folder.resolve()
-        # By the hash of its source: chunk and index of a picture, or why there is none.
-        self._places: dict[bytes, tuple[int, int] | str] = {}
+        # By the hash of its source: chunk and index of an image, or why there is none.
+        self._locations: dict[bytes, tuple[int, int] | str] = {}
         self._chunks: list[list[str]] = [[]]
         self._in_chunk = 0
         self.size = 0
@@ -378,7 +372,7 @@ class FramePool:
         count = min(len(frames), most)
         chosen = [index * (len(frames) - 1) // max(1, count - 1) for index in range(count)]
         keys = [hashlib.sha256(str(frames[index]).encode("utf-8", "replace")).digest() for index in chosen]
-        unknown = {key: frames[index] for key, index in zip(keys, chosen, strict=True) if key not in self._places}
+        unknown = {key: frames[index] for key, index in zip(keys, chosen, strict=True) if key not in self._locations}
         if unknown and self.size >= room:
             return None
         new: dict[bytes, str] = {}
@@ -390,16 +384,16 @@ class FramePool:
                 faults[key] = visible(str(error))[:300]
         if new and self.size + sum(map(len, new.values())) > room:
             return None
-        self._places.update({key: self._keep(picture) for key, picture in new.items()})
-        self._places.update(faults)
-        found = [(self._places[key], number_or_none(times[index])) for key, index in zip(keys, chosen, strict=True)]
+        self._locations |= {key: self._store(image) for key, image in new.items()}
+        self._locations |= faults
+        found = [(self._locations[key], number_or_none(times[index])) for key, index in zip(keys, chosen, strict=True)]
         return {
-            "at": [place for place, _ in found if not isinstance(place, str)],
-            "seconds": [seconds for place, seconds in found if not isinstance(place, str)],
-            "why": next((place for place, _ in found if isinstance(place, str)), ""),
+            "at": [location for location, _ in found if not isinstance(location, str)],
+            "seconds": [seconds for location, seconds in found if not isinstance(location, str)],
+            "why": next((fault for fault, _ in found if isinstance(fault, str)), ""),
         }
 
-    def _keep(self, picture: str) -> tuple[int, int]:
+    def _store(self, picture: str) -> tuple[int, int]:
         if self._in_chunk + len(picture) > _CHUNK_CHARACTERS and self._chunks[-1]:
             self._chunks.append([])
             self._in_chunk = 0

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.estimates import mean_of
 from vlm_pg.eval.report.embed import Embedded, Room, embed
-from vlm_pg.eval.report.results import Mark, Marks, Results, label, read_marks, read_results
+from vlm_pg.eval.report.results import Marks, Results, label, read_marks, read_results
 from vlm_pg.observe.report.charts import Curve, LineChart, draw_chart
 from vlm_pg.observe.report.markup import (
     HOVER_SCRIPT,
@@ -63,7 +63,10 @@ def write_eval_report(
             "give fewer, or those of one run as checkpoints."
         )
     runs = [read_results(Path(one)) for one in (folder, *compare)]
-    _name_apart(runs)
+    names = [run.name for run in runs]
+    for run in runs:
+        if names.count(run.name) > 1:
+            run.name = f"{run.folder.resolve().parent.name}/{run.name}"
     this, names = runs[0], [label(run.name) for run in runs]
     marks = [read_marks(run) for run in runs]
     others = [(run.name, found) for run, found in zip(runs[1:], marks[1:], strict=True)]
@@ -103,14 +106,6 @@ def write_eval_report(
         embedded=embedded,
         data=_data(embedded),
     )
-
-
-def _name_apart(runs: Sequence[Results]) -> None:
-    """Runs of the same folder name also get the name of the folder above."""
-    names = [run.name for run in runs]
-    for run in runs:
-        if names.count(run.name) > 1:
-            run.name = f"{run.folder.resolve().parent.name}/{run.name}"
 
 
 def _data(embedded: Embedded) -> list[tuple[str, Markup]]:
@@ -298,34 +293,22 @@ def _flattened(prefix: str, value: Any, depth: int = 0) -> list[tuple[str, str]]
 
 
 def comparison_rows(own: Marks, others: Sequence[tuple[str, Marks]]) -> list[list[str]]:
-    """Set, other run, n, mean difference, standard error, higher and lower, where both share questions with a value."""
+    """Set, other run, n, mean difference (own minus other), standard error, higher and lower, where both share
+    questions with a score. The error is clustered (``estimates.py``); "–" with a single cluster.
+    """
     rows = []
     for name, marks in own.items():
         for other_name, other in others:
-            shared = sorted(marks.keys() & other.get(name, {}).keys())
-            found = paired_difference([(marks[key], other[name][key]) for key in shared])
-            if found is not None:
-                points = f"{100 * found['difference']:+.1f}".replace("-", "−") + " points"
-                error = "–" if found["error"] is None else f"{100 * found['error']:.1f}"
-                counts = [f"{found[key]:,}" for key in ("n", "higher", "lower")]
-                rows.append([label(name), label(other_name), counts[0], points, error, *counts[1:]])
+            theirs = other.get(name, {})
+            pairs = [(marks[key], theirs[key]) for key in sorted(marks.keys() & theirs.keys())]
+            valued = [(a.cluster, a.score - b.score) for a, b in pairs if a.score is not None and b.score is not None]
+            estimate = mean_of(valued)
+            if estimate is None:
+                continue
+            difference = f"{100 * estimate.value:+.1f}".replace("-", "−") + " points"
+            error = "–" if estimate.standard_error is None else f"{100 * estimate.standard_error:.1f}"
+            higher, lower = (sum(sign * one > 1e-9 for _, one in valued) for sign in (1, -1))
+            rows.append(
+                [label(name), label(other_name), f"{estimate.n:,}", difference, error, f"{higher:,}", f"{lower:,}"]
+            )
     return rows
-
-
-def paired_difference(pairs: Sequence[tuple[Mark, Mark]]) -> dict[str, Any] | None:
-    """Mean difference of scores (the first less the second) and its standard error, clustered as the first has it.
-
-    See ``estimates.py``. Pairs of which one has no score are skipped; None without any pair, an error of None with a
-    single cluster.
-    """
-    valued = [(a.cluster, a.score - b.score) for a, b in pairs if a.score is not None and b.score is not None]
-    estimate = mean_of(valued)
-    if estimate is None:
-        return None
-    return {
-        "n": estimate.n,
-        "difference": estimate.value,
-        "error": estimate.standard_error,
-        "higher": sum(difference > 1e-9 for _, difference in valued),
-        "lower": sum(difference < -1e-9 for _, difference in valued),
-    }

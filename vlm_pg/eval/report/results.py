@@ -91,8 +91,7 @@ def read_results(folder: Path) -> Results:
     stems = {path: path.stem.removeprefix("answers_") for path in files}
     answers = {by_file.get(stem, stem): path for path, stem in stems.items()}
     # In the order of result.json, which is that of the configuration.
-    order = {name: place for place, name in enumerate(sets)}
-    answers = dict(sorted(answers.items(), key=lambda item: order.get(item[0], len(order))))
+    answers = {name: answers[name] for name in sorted(answers, key=lambda name: [*sets, name].index(name))}
     return Results(folder, folder.resolve().name, sets, dict_at(figures, "protocol"), answers, missing)
 
 

@@ -1,4 +1,4 @@
-"""``vlm-pg score`` into a folder that is not empty: nothing in it is overwritten."""
+"""Folders of results: their names, and ``vlm-pg score`` into one that is not empty overwrites nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.runs import write_config
 from vlm_pg.cli import main
+from vlm_pg.config import load_config
+from vlm_pg.eval.main import result_folder
 from vlm_pg.observe.run_lock import LOCK, RunLock
 
 
@@ -64,3 +67,31 @@ def test_outputs_under_the_name_of_a_result_are_refused(
     assert main(["score", str(tmp_path / "set.json"), str(outputs), "--out", str(tmp_path)]) == 2
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert "Give another folder with --out, or another name to the file" in " ".join(capsys.readouterr().err.split())
+
+
+SUITE = {"data": {"eval": {"a": "a.jsonl"}}, "eval": {"protocols": {"a": "video_mme/official"}}}
+
+
+def folder_of(tmp_path: Path, checkpoint: str, run: dict[str, str], **sections: object) -> str:
+    base = {"model": {"path": "m"}, "training": {"steps": 1}}
+    path = write_config(tmp_path / "suite.yaml", base | SUITE | sections | {"run": run})
+    return str(result_folder(load_config(path), Path(checkpoint)))
+
+
+def test_results_of_other_runs_suites_and_sampling_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named by a suite of protocols, and by sampling settings where there is a set without one."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint = "runs/{}/checkpoints/step-000100"
+    for run in ("one", "two"):
+        Path(checkpoint.format(run)).mkdir(parents=True)
+        Path(f"runs/{run}/config.yaml").write_text("")
+        assert folder_of(tmp_path, checkpoint.format(run), {"name": "suite"}) == f"runs/{run}/eval-step-000100-suite"
+    assert folder_of(tmp_path, checkpoint.format("one"), {"name": "one"}) == "runs/one/eval-step-000100"
+    for name in ("frames_16", "frames_32"):
+        assert folder_of(tmp_path, "models/m", {"name": name}) == f"runs/eval-m-{name}"
+    without: dict[str, object] = {"data": SUITE["data"], "eval": {"temperature": 0.0}}
+    assert folder_of(tmp_path, "models/m", {"name": "plain"}, **without) == "runs/eval-m"
+    without["eval"] = {"temperature": 0.5, "num_generations": 4}
+    assert folder_of(tmp_path, "models/m", {"name": "plain"}, **without) == "runs/eval-m-n4-t0.5"

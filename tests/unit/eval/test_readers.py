@@ -1,4 +1,4 @@
-"""Readers and aggregations of the user's own: found by path, held to what they may give, part of what decides."""
+"""The choice of a set's reader; readers and aggregations of the user's own are found by path and checked."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 
 from vlm_pg.answers.whole import WholeReader
 from vlm_pg.errors import ConfigError
-from vlm_pg.eval.aggregation import aggregate, find_aggregation
+from vlm_pg.eval.aggregation import aggregate
 from vlm_pg.eval.contracts import Answered, Output, Reading
-from vlm_pg.eval.own import own_aggregation, own_reader, own_sources
 from vlm_pg.eval.protocols.protocol import Protocol
-from vlm_pg.eval.readers import reader_name, reader_of
+from vlm_pg.eval.readers import own_aggregation, own_reader, own_sources, reader_name, reader_of
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import Sample
 
@@ -78,14 +77,17 @@ def test_a_function_reads_and_a_class_is_made_once(file: Path) -> None:
 
 
 def test_a_protocol_s_own_reader_reads_unless_another_is_chosen(file: Path) -> None:
-    mine = protocol(reader=f"{file}:last_line")
+    """A published rule reads only where it is chosen; without a protocol training's reader does."""
+    mine = protocol(reader=f"{file}:last_line", answer_prefix="I: (", read_prefix="(")
     names = [reader_name(chosen, mine) for chosen in (None, "published", "ours", "strict")]
     assert names == [f"{file}:last_line"] * 2 + ["ours", "strict"]
-    # A published rule is read by only where that is asked for.
-    assert reader_name(None, protocol(reader="gsm8k/lmms_strict")) == "ours"
+    published = protocol(reader="gsm8k/lmms_strict")
+    assert [reader_name(chosen, published) for chosen in (None, "published")] == ["ours", "gsm8k/lmms_strict"]
+    assert [reader_name(chosen, None) for chosen in (None, "strict", "ours")] == ["strict", "strict", "ours"]
     with WholeReader(RewardSettings()) as whole:
         reader = reader_of(names[0], mine, whole)
-        assert reader is not None and reader(SAMPLE, "kitchen", False).score == 1.0
+        assert reader is not None and reader(SAMPLE, "kitchen", False).answer == "(kitchen"
+        assert reader_of("strict", mine, whole) is None
 
 
 def test_an_aggregation_makes_the_figures(file: Path) -> None:
@@ -95,46 +97,31 @@ def test_an_aggregation_makes_the_figures(file: Path) -> None:
     assert figures.groups["room"]["big"].n == 1
 
 
+def test_another_text_of_the_file_is_another_source(file: Path) -> None:
+    name = f"{file}:last_line"
+    before = own_sources(["ours", name])
+    assert list(before) == [name] and len(before[name]) == 64
+    assert list(own_sources(["vlm_pg.eval.readers:own_reader"])) == ["vlm_pg.eval.readers:own_reader"]
+    file.write_text(f"{CODE}\n# changed\n")
+    assert own_sources([name]) != before
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("nowhere", r"'.*mine.py' has no function 'nowhere'. It has .*last_line"),
         ("two_parameters", r"two_parameters', cannot be called: .*\(sample, output, truncated\)"),
+        ("raises", r"raises', raises KeyError: 'room' for question 'q1'.* A vlm_pg.eval.contracts.Reading is expected"),
+        ("number", r"number', gave 1.0 \(float\) for question 'q1'.* A vlm_pg.eval.contracts.Reading is expected"),
+        ("too_much", r"too_much', gave Reading\(answer='x', score=1.5.* A vlm_pg.eval.contracts.Reading is expected"),
     ],
 )
-def test_what_cannot_be_called_is_refused_before_anything_is_asked(file: Path, name: str, message: str) -> None:
+def test_readers_that_cannot_be_used(file: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        own_reader(f"{file}:{name}")
-
-
-@pytest.mark.parametrize(
-    ("name", "came"),
-    [
-        ("raises", r"raises KeyError: 'room' for question 'q1'"),
-        ("number", r"gave 1.0 \(float\) for question 'q1'"),
-        ("too_much", r"gave Reading\(answer='x', score=1.5"),
-    ],
-)
-def test_what_is_no_reading_ends_the_evaluation(file: Path, name: str, came: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}', {came}.* A vlm_pg.eval.contracts.Reading is expected"):
         own_reader(f"{file}:{name}")(SAMPLE, "kitchen", False)
 
 
-@pytest.mark.parametrize("name", ["no_main", "Table"])
-def test_what_is_no_table_ends_the_evaluation(file: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"aggregation of a protocol.*(Table is expected|cannot be called)"):
+@pytest.mark.parametrize(("name", "message"), [("no_main", "Table is expected"), ("Table", "cannot be called")])
+def test_aggregations_that_cannot_be_used(file: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"aggregation of a protocol.*{message}"):
         own_aggregation(f"{file}:{name}")[1]([])
-
-
-def test_names_without_a_path_are_those_of_the_package() -> None:
-    with pytest.raises(ConfigError, match=r"no aggregation 'nextq'. Did you mean 'nextqa'.*path/to/file.py:function"):
-        find_aggregation("nextq")
-
-
-def test_another_text_of_the_file_is_another_source(file: Path) -> None:
-    name = f"{file}:last_line"
-    before = own_sources(["ours", name])
-    assert list(before) == [name] and len(before[name]) == 64
-    assert list(own_sources(["vlm_pg.eval.own:own_reader"])) == ["vlm_pg.eval.own:own_reader"]
-    file.write_text(f"{CODE}\n# changed\n")
-    assert own_sources([name]) != before

@@ -1,9 +1,11 @@
-"""What the parts of evaluation pass to each other: rows that are read back as they were written."""
+"""Rows of answers are read back as they were written, also around lines that a kill truncated."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+from vlm_pg.eval.answer_files import AnswerFiles, read_answers
 from vlm_pg.eval.contracts import Answered, Output, Reading
 from vlm_pg.types import MediaRef, Sample
 
@@ -35,3 +37,22 @@ def test_clips_of_one_video_are_one_cluster() -> None:
     assert Answered.of(SAMPLE, ()).cluster == "a.mp4"
     alone = Sample("8", "How many?", (), (), "3", "numerical", "s", "c")
     assert Answered.of(alone, ()).cluster == "8"
+
+
+def test_parts_of_all_ranks_are_resumed_without_truncated_lines(tmp_path: Path) -> None:
+    """A row without a fault takes the place of one with a fault."""
+
+    def row(name: str, fault: tuple[str, str] | None = None) -> dict:
+        return Answered.of(Sample(name, "?", (), (), "A", "exact", "s", "c"), (), fault).to_row()
+
+    first, second = (AnswerFiles(tmp_path, rank) for rank in (0, 1))
+    first.append("s", [row("a"), row("b", ("cannot_decode", "damaged"))])
+    part = tmp_path / "answers_s.part-0.jsonl"
+    part.write_bytes(part.read_bytes() + b'{"sample_id": "c", "quest')
+    first.append("s", [row("d")])
+    second.append("s", [row("b")])
+    assert {name: one["fault"] for name, one in second.finished_rows("s").items()} == dict.fromkeys("abd")
+    assert AnswerFiles(tmp_path, 0, resumable=False).finished_rows("s") == {}
+    first.complete("s", [row("a"), row("b")])
+    assert [path.name for path in tmp_path.iterdir()] == ["answers_s.jsonl"]
+    assert [one.sample_id for one in read_answers(tmp_path / "answers_s.jsonl")] == ["a", "b"]

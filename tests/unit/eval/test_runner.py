@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from vlm_pg.errors import SampleError
-from vlm_pg.eval.batches import batches_of, most_visual_tokens
+from vlm_pg.eval.runner import batches_of, max_visual_tokens
 from vlm_pg.media.sampling import frames_within, visual_tokens
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef, Sample
@@ -30,10 +30,10 @@ def ten(ref: MediaRef) -> int:
     return 10
 
 
-def test_questions_on_one_video_are_not_cut_apart() -> None:
-    asked = [*on("a", 3), *on("b", 2), *on("c", 1)]
-    assert names(batches_of(asked, 4, ten)) == [["a0", "a1", "a2"], ["b0", "b1", "c0"]]
-    # more than fit into a batch: as many as fit, and the rest with whoever follows
+def test_questions_on_one_video_are_not_split() -> None:
+    samples = [*on("a", 3), *on("b", 2), *on("c", 1)]
+    assert names(batches_of(samples, 4, ten)) == [["a0", "a1", "a2"], ["b0", "b1", "c0"]]
+    # more than fit into a batch: as many as fit, the rest with the next question
     assert names(batches_of([*on("a", 5), *on("b", 1)], 4, ten)) == [["a0", "a1", "a2", "a3"], ["a4", "b0"]]
     assert names(batches_of(on("a", 4), 4, ten)) == [["a0", "a1", "a2", "a3"]]
     assert batches_of([], 4, ten) == []
@@ -41,37 +41,37 @@ def test_questions_on_one_video_are_not_cut_apart() -> None:
 
 def test_questions_follow_the_first_on_their_video_and_clips_of_a_file_each_other() -> None:
     whole, late, other = on("a", 2), on("a", 2, 5.0), on("b", 1)
-    asked = [whole[0], late[0], *other, whole[1], late[1]]
-    assert names(batches_of(asked, 5, ten)) == [["a0", "a1", "a5.00", "a5.01", "b0"]]
-    assert names(batches_of(asked, 3, ten)) == [["a0", "a1"], ["a5.00", "a5.01", "b0"]]
+    samples = [whole[0], late[0], *other, whole[1], late[1]]
+    assert names(batches_of(samples, 5, ten)) == [["a0", "a1", "a5.00", "a5.01", "b0"]]
+    assert names(batches_of(samples, 3, ten)) == [["a0", "a1"], ["a5.00", "a5.01", "b0"]]
     texts = [sample("x"), sample("y"), sample("z")]
     assert names(batches_of(texts, 2, ten)) == [["x", "y"], ["z"]]
 
 
 def test_a_batch_has_media_of_so_many_tokens_each_counted_once() -> None:
-    asked = [*on("a", 2), *on("b", 2), *on("c", 2), *on("d", 1)]
-    assert names(batches_of(asked, 32, ten, most_tokens=20)) == [["a0", "a1", "b0", "b1"], ["c0", "c1", "d0"]]
+    samples = [*on("a", 2), *on("b", 2), *on("c", 2), *on("d", 1)]
+    assert names(batches_of(samples, 32, ten, max_tokens=20)) == [["a0", "a1", "b0", "b1"], ["c0", "c1", "d0"]]
     # one medium beyond the bound is asked by itself
-    assert names(batches_of(asked, 32, ten, most_tokens=9)) == [["a0", "a1"], ["b0", "b1"], ["c0", "c1"], ["d0"]]
+    assert names(batches_of(samples, 32, ten, max_tokens=9)) == [["a0", "a1"], ["b0", "b1"], ["c0", "c1"], ["d0"]]
     # two media in one question
     pair = [sample("p", MediaRef("video", "a"), MediaRef("image", "i")), *on("b", 1)]
-    assert names(batches_of(pair, 32, ten, most_tokens=29)) == [["p"], ["b0"]]
-    assert names(batches_of(pair, 32, ten, most_tokens=30)) == [["p", "b0"]]
+    assert names(batches_of(pair, 32, ten, max_tokens=29)) == [["p"], ["b0"]]
+    assert names(batches_of(pair, 32, ten, max_tokens=30)) == [["p", "b0"]]
 
 
 def test_frames_that_are_not_shared_all_count() -> None:
-    asked = [*on("a", 2), *on("b", 1)]
-    assert names(batches_of(asked, 32, ten, most_tokens=20, shares_media=False)) == [["a0", "a1"], ["b0"]]
-    assert names(batches_of(asked, 32, ten, most_tokens=19, shares_media=False)) == [["a0"], ["a1"], ["b0"]]
+    samples = [*on("a", 2), *on("b", 1)]
+    assert names(batches_of(samples, 32, ten, max_tokens=20, shares_media=False)) == [["a0", "a1"], ["b0"]]
+    assert names(batches_of(samples, 32, ten, max_tokens=19, shares_media=False)) == [["a0"], ["a1"], ["b0"]]
 
 
-def test_every_question_is_asked_once_whatever_the_limits() -> None:
+def test_every_question_is_in_one_batch_whatever_the_limits() -> None:
     chance = random.Random(3)
     for _ in range(200):
-        asked = [sample(str(n), MediaRef("video", chance.choice("abcde"))) for n in range(chance.randrange(30))]
+        samples = [sample(str(n), MediaRef("video", chance.choice("abcde"))) for n in range(chance.randrange(30))]
         size, bound = chance.randint(1, 9), chance.randint(1, 60)
-        batches = batches_of(asked, size, ten, bound)
-        assert sorted(one.sample_id for batch in batches for one in batch) == sorted(one.sample_id for one in asked)
+        batches = batches_of(samples, size, ten, bound)
+        assert sorted(one.sample_id for batch in batches for one in batch) == sorted(one.sample_id for one in samples)
         assert all(0 < len(batch) <= size for batch in batches)
         assert all(10 * len({one.media for one in batch}) <= max(10, bound) for batch in batches)
 
@@ -92,14 +92,14 @@ def test_every_question_is_asked_once_whatever_the_limits() -> None:
 )
 def test_most_tokens_of_a_medium_by_its_settings(changes: dict[str, object], ref: MediaRef, expected: int) -> None:
     settings = MediaSettings(**changes)  # type: ignore[arg-type]
-    assert most_visual_tokens(ref, settings, 28) == expected
+    assert max_visual_tokens(ref, settings, 28) == expected
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_frames": 768, "max_pixels": 600 * 784}, {"video_tokens": 700}])
 def test_no_video_has_more_tokens_than_its_settings_allow(changes: dict[str, int]) -> None:
     """Sizes of real frames, from small to 4K, by the rule that chooses them (``media/sampling.py``)."""
     settings, chance = MediaSettings(**changes), random.Random(5)  # type: ignore[arg-type]
-    most, seen = most_visual_tokens(MediaRef("video", "a"), settings, 28), 0
+    most, seen = max_visual_tokens(MediaRef("video", "a"), settings, 28), 0
     for _ in range(300):
         stored = (chance.randint(64, 2160), chance.randint(64, 3840))
         count = 2 * chance.randint(settings.fewest_frames // 2, settings.most_frames // 2)
