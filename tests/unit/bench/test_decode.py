@@ -22,8 +22,8 @@ from vlm_pg.bench import case as cases
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.plan.shape import PUBLISHED
-from vlm_pg.rollout.graphs import DecodeGraph
 from vlm_pg.rollout.admission import TokenCosts
+from vlm_pg.rollout.graphs import DecodeGraph
 from vlm_pg.rollout.ragged import OwnRows
 
 pytestmark = pytest.mark.usefixtures("thawed")
