@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.tree import PrefixTree, SegmentCall
 
@@ -53,12 +54,12 @@ class AttentionPlan:
         """No key meets queries of its descendants in more than one call."""
         return _apart(call.key_range for call in self.above)
 
-    def mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
+    def mask(self, device: torch.device | str = "cpu") -> Tensor:
         """Boolean [queries, keys], True where a row attends: the definition, for the oracle."""
         mask = self.tree.mask(device)
         return mask if self.rows is None else mask[list(self.rows)]
 
-    def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def split_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Rows with queries and rows without, int64; made once per device, not once per layer."""
         if ("rows", device) not in self._on_device:
             has_query = np.zeros(self.tree.num_tokens, dtype=bool)
@@ -68,7 +69,7 @@ class AttentionPlan:
             )
         return self._on_device["rows", device]
 
-    def stream_order(self, device: torch.device) -> torch.Tensor:
+    def stream_order(self, device: torch.device) -> Tensor:
         """int64 [T]: brings (rows with queries, rows without) back into stream order."""
         if ("order", device) not in self._on_device:
             self._on_device["order", device] = torch.cat(self.split_rows(device)).argsort()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
+from torch import Tensor
 from transformers import AttentionInterface
 
 ATTENTION_NAME = "vlm_pg_grouped"
@@ -20,27 +20,27 @@ ROUTED = "vlm_pg_attention_routed"
 class AttentionContext(Protocol):
     """What one forward pass does in the token-mixing part of each layer."""
 
-    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Full attention: q [rows, N, H], k, v [rows, K, H] of the rows this layer runs on -> [rows, N, H]."""
         ...
 
-    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+    def mix_linear(self, layer_index: int, mixer: Any, hidden: Tensor) -> Tensor:
         """A linear-attention layer (``mixer`` is transformers' module) on hidden [rows, D] -> [rows, D]."""
         ...
 
 
 def attention_forward(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     attention_context: AttentionContext | None = None,
     sliding_window: int | None = None,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """transformers' attention signature: q [1, N, T, H], k, v [1, K, T, H] -> ([1, T, N, H], no weights)."""
     if attention_context is None:
         raise ValueError(

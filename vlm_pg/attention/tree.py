@@ -13,6 +13,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 # Scattered segments with at most this many keys are gathered into one dense call; longer ones are not worth the copy.
 GATHER_UP_TO = 256
@@ -124,7 +125,7 @@ class PrefixTree:
                 queries[self.ancestor(node, above) - keys[0]] += rows
             yield keys, tuple(queries), self.lengths[keys[0] : keys[-1] + 1]
 
-    def mask(self, device: torch.device | str = "cpu") -> torch.Tensor:
+    def mask(self, device: torch.device | str = "cpu") -> Tensor:
         """Boolean [T, T], True where row attends to column: the definition, for the oracle."""
         node_of_token = torch.repeat_interleave(
             torch.arange(len(self.lengths)), torch.tensor(self.lengths), output_size=self.num_tokens
@@ -178,12 +179,12 @@ class SegmentCall:
     def max_key_length(self) -> int:
         return self.at_most[1] if self.at_most else max(self.key_lengths)
 
-    def fixed_on(self, cu_q: torch.Tensor, cu_k: torch.Tensor) -> SegmentCall:
+    def fixed_on(self, cu_q: Tensor, cu_k: Tensor) -> SegmentCall:
         """Take cumulative lengths from tensors that the caller owns; they may end in segments without rows."""
         self._on_device[cu_q.device] = (cu_q, cu_k)
         return self
 
-    def cu_seqlens(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def cu_seqlens(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cumulative lengths int32 [segments + 1] of queries and keys; made once per device, not once per layer."""
         if device not in self._on_device:
             # Copied without a synchronization, in the first layer of a pass.
@@ -223,11 +224,11 @@ class SegmentBatch(NamedTuple):
     """Segments of one shape; an index is a slice (no copy) where rows are consecutive."""
 
     count: int
-    query_index: slice | torch.Tensor
-    key_index: slice | torch.Tensor
+    query_index: slice | Tensor
+    key_index: slice | Tensor
 
 
-def _row_index(starts: list[int], length: int) -> slice | torch.Tensor:
+def _row_index(starts: list[int], length: int) -> slice | Tensor:
     if all(b - a == length for a, b in pairwise(starts)):
         return slice(starts[0], starts[-1] + length)
     return (torch.tensor(starts)[:, None] + torch.arange(length)).flatten()

@@ -130,7 +130,8 @@ class _TrainersPolicy(Policy):
         if fp32_head:  # of logits in fp32 a softmax has some bits more than a log-sum-exp
             self.fused_logits = False
 
-    def _media_token_ids(self) -> tuple[int, ...]:
+    @property
+    def media_token_ids(self) -> tuple[int, ...]:  # type: ignore[override]
         # The trainer's own forward reads all other media tokens as words where no picture belongs to them.
         token = self.family.image_token_id(self.model.config)
         return () if token is None else (token,)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.grouped import AttentionMemo, grouped_attention
 from vlm_pg.attention.kernels import Kernel
@@ -35,10 +36,8 @@ class StreamContext:
         remember: bool = False,
         share: StreamShare | None = None,
     ):
-        self.tree = tree
-        self.kernel = kernel
+        self.tree, self.kernel, self.share = tree, kernel, share
         self.prefix_nodes = tuple(prefix_nodes)
-        self.share = share
         self._remember = remember
         self._memos: dict[int, AttentionMemo] = {}
         self._layout: LinearLayout | None = None
@@ -49,9 +48,8 @@ class StreamContext:
     def _check_grad_mode(self) -> None:
         """Raise ModelError in a layer that runs without the gradients that the forward wants.
 
-        Reentrant checkpointing runs a layer without gradients first and again, cut off from the rest, in backward. A
-        layer behind a shared prefix gets part of its inputs through its context, and gradients of those in the second
-        run would reach no weight.
+        Reentrant checkpointing runs a layer without gradients first, and again in backward on detached inputs. A layer
+        behind a shared prefix gets part of its inputs through its context; their gradients would reach no weight.
         """
         if self._wants_gradients and not torch.is_grad_enabled():
             raise ModelError(
@@ -60,22 +58,18 @@ class StreamContext:
                 "checkpointing with use_reentrant=False."
             )
 
-    def keep_keys_values(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> None:
+    def keep_keys_values(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         """Called with keys and values [rows, K, H] of all rows in the stream, where one rank has them all."""
 
-    def _own_heads(
-        self, layer_index: int, queries: tuple[torch.Tensor, Division], k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (with their rows), keys and values of this sequence rank's rows and all heads -> of all rows and its
-        heads."""
+    def _own_heads(self, layer_index: int, queries: tuple[Tensor, Division], k: Tensor, v: Tensor) -> list[Tensor]:
+        """q (with its rows), k, v of this sequence rank's rows and all heads -> of all rows and its heads."""
         assert self.share is not None
-        q, k, v = rows_to_heads(queries, (k, self.share.rows), (v, self.share.rows))
-        return q, k, v
+        return rows_to_heads(queries, (k, self.share.rows), (v, self.share.rows))
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
         """Called with the linear layers' states at the end of the nodes in the stream."""
 
-    def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
+    def mix_linear(self, layer_index: int, mixer: Any, hidden: Tensor) -> Tensor:
         self._check_grad_mode()
         if self._layout is None:
             self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
@@ -97,10 +91,8 @@ class TreeContext(StreamContext):
     """One packed stream, differentiable.
 
     Args:
-        tree: which tokens attend to which.
         last_plan: the rows whose hidden states are used; the last layer has queries of these only. None: of all rows.
-        remember: keep each layer's attention output for the recomputation under checkpointing.
-        share: this sequence rank's share of the stream; None where it has all of it.
+        remember: store each layer's attention output for the recomputation under checkpointing.
     """
 
     def __init__(
@@ -116,8 +108,8 @@ class TreeContext(StreamContext):
         self._full_plan = full_plan(tree)
         self._unread: dict[int, KeysValues] = {}
 
-    def split_rows(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the rows that the layers run on here those that are read off the last one, and the others."""
+    def split_rows(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Rows of this rank that are read off the last layer, and the others."""
         assert self.last_plan is not None
         return (self.share or self.last_plan).split_rows(device)
 
@@ -125,7 +117,7 @@ class TreeContext(StreamContext):
         """Keys and values [unread rows, K, H] of a layer that runs on the read rows only."""
         self._unread[layer_index] = keys_values
 
-    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self._check_grad_mode()
         plan, share = self._full_plan, self.share
         rows = share.rows if share is not None else None
@@ -143,29 +135,29 @@ class TreeContext(StreamContext):
             q, k, v = self._own_heads(layer_index, (q, rows), k, v)
         else:
             self.keep_keys_values(layer_index, k, v)
-        k, v = self._through(layer_index, k, v)
+        k, v = self.stored(layer_index, k, v)
         out = grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
         return out if rows is None else heads_to_rows(out, rows)
 
-    def _through(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
-        """Keys and values [rows, K, H] that attention is to use for these."""
+    def stored(self, layer_index: int, k: Tensor, v: Tensor) -> KeysValues:
+        """Keys and values [rows, K, H] for attention to use in place of these."""
         return k, v
 
 
 class PrefixContext(TreeContext):
-    """The prefixes alone; states of every layer for the responses are kept in ``states``, on the graph."""
+    """The prefixes alone; every layer's states for the responses go into ``states``, on the graph."""
 
     def __init__(self, states: StateStore, *args: Any):
         super().__init__(*args)
         self._states: StateStore | None = states
 
     def close(self) -> None:
-        """Release the graph; recomputations keep nothing from now on."""
+        """Release the graph; recomputations store nothing from now on."""
         self._states = None
 
-    def _through(self, layer_index: int, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
-        # A checkpointed layer comes here again when it is recomputed; the graph is the first run's.
-        return (k, v) if self._states is None else self._states.keep(layer_index, k, v)
+    def stored(self, layer_index: int, k: Tensor, v: Tensor) -> KeysValues:
+        # A recomputed layer calls this again; the graph is the first run's.
+        return (k, v) if self._states is None else self._states.put(layer_index, k, v)
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
         if self._states is not None:
@@ -179,8 +171,8 @@ class ChunkContext(StreamContext):
         tree: prefix nodes and response nodes together.
         plan: queries of all response rows.
         prefix_nodes: indices in ``tree`` of the prefix nodes, in the order in which their states are stored.
-        stored: by layer the states that ``PrefixContext`` kept: keys and values of all prefix rows, or states per node.
-        share: this sequence rank's share of the chunk; None where it has all of it.
+        prefix_states: by layer the states that ``PrefixContext`` stored: keys and values of all prefix rows, or states
+            per node.
     """
 
     def __init__(
@@ -188,32 +180,31 @@ class ChunkContext(StreamContext):
         tree: PrefixTree,
         plan: AttentionPlan,
         prefix_nodes: Sequence[int],
-        stored: Any,
+        prefix_states: Any,
         kernel: Kernel,
         remember: bool = False,
         share: StreamShare | None = None,
     ):
         super().__init__(tree, kernel, prefix_nodes, remember, share)
-        self.plan = plan
-        self.stored = stored
+        self.plan, self.prefix_states = plan, prefix_states
 
-    def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self._check_grad_mode()
         share = self.share
         if share is not None:
             q, k, v = self._own_heads(layer_index, (q, share.rows), k, v)
         else:
             self.keep_keys_values(layer_index, k, v)
-        prefix_k, prefix_v = self.stored[layer_index]
+        prefix_k, prefix_v = self.prefix_states[layer_index]
         k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
         out = grouped_attention(q, k, v, self.plan, scale, self.kernel, self._memo(layer_index))
         return out if share is None else heads_to_rows(out, share.rows)
 
     def _known_states(self, layer_index: int) -> LinearStates:
-        return LinearStates(*self.stored[layer_index])
+        return LinearStates(*self.prefix_states[layer_index])
 
 
-def _interleave(chosen: torch.Tensor, others: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+def _interleave(chosen: Tensor, others: Tensor, plan: AttentionPlan) -> Tensor:
     """Rows with queries and rows without, back in stream order: [queries, ...], [others, ...] -> [T, ...]."""
     if not others.shape[0]:
         return chosen

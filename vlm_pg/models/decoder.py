@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.registration import AttentionContext
 from vlm_pg.models.contexts import TreeContext
@@ -20,13 +21,13 @@ from vlm_pg.models.prefix_states import KeysValues
 
 def run_decoder(
     language_model: Any,
-    embeddings: torch.Tensor,
-    positions_AT: torch.Tensor,
+    embeddings: Tensor,
+    positions_AT: Tensor,
     context: AttentionContext,
-    media_rows: torch.Tensor | None = None,
-    early_features: Sequence[torch.Tensor] = (),
+    media_rows: Tensor | None = None,
+    early_features: Sequence[Tensor] = (),
     trim: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     """Last hidden states of the rows that are read, after the final norm.
 
     Args:
@@ -57,16 +58,14 @@ def run_decoder(
     return language_model.norm(hidden).squeeze(0)
 
 
-def _run(layer: Any, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...], context: AttentionContext) -> torch.Tensor:
+def _run(layer: Any, hidden: Tensor, rotary: tuple[Tensor, ...], context: AttentionContext) -> Tensor:
     # The context decides what attends to what; no mask is built. A gradient that enters a checkpointed layer through
     # its hidden states reaches the weights; nothing else in the call needs one.
     out = layer(hidden, position_embeddings=rotary, attention_mask=None, attention_context=context)
     return out[0] if isinstance(out, tuple) else out
 
 
-def _last_layer(
-    layer: Any, hidden: torch.Tensor, rotary: tuple[torch.Tensor, ...], context: TreeContext, trim: bool
-) -> torch.Tensor:
+def _last_layer(layer: Any, hidden: Tensor, rotary: tuple[Tensor, ...], context: TreeContext, trim: bool) -> Tensor:
     """The last layer needs only keys and values of rows that are not read."""
     read, unread = context.split_rows(hidden.device)
     if not trim or not hasattr(layer, "self_attn"):
@@ -97,21 +96,19 @@ class _SplitRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: torch.Tensor, rows: torch.Tensor, others: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, hidden: Tensor, rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         ctx.rows = (rows, others)
         return hidden[:, rows], hidden[:, others]
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         grad = grad_outputs[0].new_empty(1, sum(map(len, ctx.rows)), grad_outputs[0].shape[-1])
         for rows, part in zip(ctx.rows, grad_outputs, strict=True):
             grad.index_copy_(1, rows, part)
         return grad, None, None
 
 
-def _keys_values(layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> KeysValues:
+def _keys_values(layer: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> KeysValues:
     """Keys and values [rows, K, H] as the layer's own attention makes them, without queries and outputs."""
     attention = layer.self_attn
     normed = layer.input_layernorm(hidden)
@@ -124,9 +121,8 @@ def _keys_values(layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch
     return key[0].transpose(0, 1), value[0]
 
 
-def _rotate(attention: Any, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The rotation that the layer itself uses: liger's, or the modeling file's."""
+def _rotate(attention: Any, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """By the rotation of the layer itself: liger's, or the modeling file's."""
     rotation = layer_global(attention, "apply_rotary_pos_emb")
-    # It rotates queries and keys together; a copy of one key head stands in for the unused queries, because liger's
-    # kernel rotates in place.
+    # It takes queries, too: a copy of one key head, because liger's kernel rotates in place.
     return rotation(key[:, :1].detach().clone(), key, cos, sin)[1]

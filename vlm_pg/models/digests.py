@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.metadata import distributions, version
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import xxhash
+from torch import Tensor
 
 from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
@@ -88,8 +89,10 @@ def _of_weights(tower: torch.nn.Module, gather: Gather) -> str:
     digest = xxhash.xxh3_128()
     for name, parameter in tower.named_parameters():
         with gather([parameter] if is_shard(parameter) else []):
-            for part, tensor in _stored(name, parameter):
-                _update(digest, part, tensor)
+            _update(digest, name, parameter)
+            state: Any = getattr(parameter, "quant_state", None)
+            for key, tensor in sorted(state.as_dict(packed=True).items()) if state is not None else ():
+                _update(digest, f"{name}.{key}", tensor)
     # Those that are computed when a tower is made are not in its checkpoint, and a cast may reach them.
     for name, buffer in tower.named_buffers():
         _update(digest, name, buffer)
@@ -108,16 +111,7 @@ def _adapters(tower: torch.nn.Module) -> list[Any]:
     return found
 
 
-def _stored(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a weight; of a quantized one its scales, too."""
-    yield name, parameter.detach()
-    state: Any = getattr(parameter, "quant_state", None)
-    if state is not None:
-        for key, tensor in sorted(state.as_dict(packed=True).items()):
-            yield f"{name}.{key}", tensor
-
-
-def _update(digest: Any, name: str, tensor: torch.Tensor) -> None:
+def _update(digest: Any, name: str, tensor: Tensor) -> None:
     digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
     digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
@@ -140,7 +134,12 @@ def _code(tower: torch.nn.Module) -> list[str]:
         modules |= {grouped_attention.__module__, CudaFlashKernel.__module__}
     # torch's own is known by its version.
     ours = sorted(name for name in modules if name.split(".")[0] != "torch")
-    of_modules = [f"{name} {_of_source(name)} {_of_names(name)}" for name in ours]
+    of_modules = []
+    for name in ours:
+        # Callable globals: kernels may replace a module's own functions.
+        values = vars(sys.modules[name]) if name in sys.modules else {}
+        functions = key_of({called: _name(value) for called, value in values.items() if callable(value)})
+        of_modules.append(f"{name} {_of_source(name)} {functions}")
     return [*sorted(names), f"attention {_name(attention)}", f"transformers {version('transformers')}", *of_modules]
 
 
@@ -161,12 +160,6 @@ def _name(of: Any) -> str:
 def _of_source(module: str) -> str:
     file = getattr(sys.modules.get(module), "__file__", None)
     return "" if file is None else source_digest([Path(file)])
-
-
-def _of_names(module: str) -> str:
-    """A module's globals that are callable: kernels may replace its own functions."""
-    names = vars(sys.modules[module]) if module in sys.modules else {}
-    return key_of({name: _name(value) for name, value in names.items() if callable(value)})
 
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -199,7 +192,7 @@ def numerics_digest(device: torch.device) -> str:
 
     Of the moment of the call: a switch may be set at any time.
     """
-    return key_of({"told": process_switches(device), "host": _host(device.type, device.index)})
+    return key_of({"process": process_switches(device), "host": _host(device.type, device.index)})
 
 
 def process_switches(device: torch.device) -> dict[str, Any]:
@@ -224,7 +217,12 @@ def _switches() -> list[str]:
 
 @cache
 def _host(kind: str, index: int | None) -> dict[str, Any]:
-    versions = {"torch build": torch.__config__.show(), "packages": _versions()}
+    installed = {
+        (package.metadata["Name"] or "").lower().replace("_", "-"): package.version for package in distributions()
+    }
+    # Of packages with kernels, and of the libraries that torch loads.
+    packages = {name: of for name, of in installed.items() if name in _PACKAGES or name.startswith(_LIBRARIES)}
+    versions = {"torch build": torch.__config__.show(), "packages": packages}
     if kind == "cpu":
         return {**versions, "processor": processor(), "libc": platform.libc_ver()}
     if kind == "cuda":
@@ -239,12 +237,9 @@ def processor() -> list[str]:
     facts = sorted({line for line in found if line.partition(":")[0].strip() in _OF_PROCESSOR})
     if not facts:
         facts = [this_machine()]
-    caches = sorted(
-        f"{place.name} {name} {value}"
-        for place in _CACHES.glob("index*")
-        for name in ("level", "type", "size")
-        for value in lines(place / name)
-    )
+    names = ("level", "type", "size")
+    files = [level / name for level in _CACHES.glob("index*") for name in names]
+    caches = sorted(f"{file.parent.name} {file.name} {value}" for file in files for value in lines(file))
     return [platform.machine(), torch.backends.cpu.get_cpu_capability(), *facts, *caches]
 
 

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
+from torch import Tensor
 
 from vlm_pg.errors import ModelError
 from vlm_pg.models.positions import PromptGrids, VideoTime, by_qwen, by_transformers
@@ -94,12 +95,6 @@ class Family:
         """The module, or None without one."""
         return None if self.tower is None else attrgetter(self.tower)(model)
 
-    def set_vision_tower(self, model: Any, tower: torch.nn.Module) -> None:
-        """Replace the model's tower."""
-        assert self.tower is not None
-        parent, _, name = self.tower.rpartition(".")
-        setattr(attrgetter(parent)(model), name, tower)
-
     @property
     def parts(self) -> tuple[Part, ...]:
         """The parts of such a model."""
@@ -169,7 +164,7 @@ class Family:
         fields = [token.field for token in self.media_tokens if token.kind == "image" and token.field]
         return getattr(config, fields[0], None) if fields else None
 
-    def encode_vision(self, model: Any, pixel_values: torch.Tensor, grid_thw: torch.Tensor) -> torch.Tensor:
+    def encode_vision(self, model: Any, pixel_values: Tensor, grid_thw: Tensor) -> Tensor:
         """One call of the tower, images and videos alike.
 
         Args:
@@ -191,7 +186,7 @@ class Family:
             return output.pooler_output
         return torch.stack([output.pooler_output, *output.deepstack_features], dim=1)
 
-    def positions(self, rule: PositionRule, model: Any, *given: Any) -> torch.Tensor:
+    def positions(self, rule: PositionRule, model: Any, *given: Any) -> Tensor:
         """Rotary positions int64 [3, P] of a prompt.
 
         Args:

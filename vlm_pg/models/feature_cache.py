@@ -1,4 +1,4 @@
-"""Whether a policy's visual features are kept on disk, and if not, why."""
+"""Whether a policy's visual features are cached on disk, and if not, why."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from vlm_pg.models.settings import ModelSettings
 
 
 def keep_features(policy: Policy, settings: CacheSettings, gather: Gather = no_gather) -> str | None:
-    """From now on the policy's tower is asked for nothing that the cache holds. A collective, as ``tower_digest``.
+    """Take the policy's visual features from the cache from now on. A collective, as ``tower_digest``.
 
     Returns:
-        What is kept or why nothing is, for the user; None where there is no cache.
+        What is cached or why nothing is, for the user; None where there is no cache.
 
     Raises:
         ConfigError: the cache cannot be used.
     """
     if settings.folder is None:
         return None
-    why = why_not_kept(policy.settings, policy.family, settings)
+    why = why_not_cached(policy.settings, policy.family, settings)
     if why is not None:
         return f"visual features: not kept in cache.folder ({why})"
     store = Store(settings.folder, KIND, settings.max_bytes)
@@ -33,14 +33,14 @@ def keep_features(policy: Policy, settings: CacheSettings, gather: Gather = no_g
     levels, width = policy.family.deepstack_layers(config), config.get_text_config().hidden_size
     shape = (1 + levels, width) if levels else (width,)  # of one visual token
     size = math.prod(shape) * policy.dtype.itemsize / 1024
-    policy.vision.kept = FeatureStore(store, tower, policy.tower_calls, policy.device, shape)
+    policy.vision.store = FeatureStore(store, tower, policy.tower_calls, policy.device, shape)
     return (
         f"visual features: kept in {settings.folder}, {size:.1f} KiB a visual token, by the "
         f"media and the frozen vision tower ({tower[:12]})"
     )
 
 
-def why_not_kept(model: ModelSettings, family: Family, settings: CacheSettings) -> str | None:
+def why_not_cached(model: ModelSettings, family: Family, settings: CacheSettings) -> str | None:
     """The reason for which a cache holds no visual features of a model; None where it does."""
     if settings.features is False:
         return "cache.features=false"

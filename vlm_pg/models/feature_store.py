@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vlm_pg.cache.eviction import Outcome
 from vlm_pg.cache.notes import say
@@ -48,7 +49,7 @@ class FeatureStore:
         """``numerics_digest`` of this process now."""
         return numerics_digest(self._device)
 
-    def read(self, prompt: Prompt, hosts: Sequence[str] = ()) -> torch.Tensor | None:
+    def read(self, prompt: Prompt, hosts: Sequence[str] = ()) -> Tensor | None:
         """[M, ...] on the CPU as computed by ``hosts``, by default this process; None where there is no entry."""
         key = self._key(prompt, hosts)
         entry = self.store.read(key)
@@ -63,7 +64,7 @@ class FeatureStore:
         self.store.remove_damaged(key)
         return None
 
-    def write(self, prompt: Prompt, features: torch.Tensor, hosts: Sequence[str] = ()) -> None:
+    def write(self, prompt: Prompt, features: Tensor, hosts: Sequence[str] = ()) -> None:
         """Write features [M, ...] that ``hosts``, by default this process, have computed; warn if the disk fails or is
         full."""
         try:
@@ -89,12 +90,12 @@ class FeatureStore:
         return key_of({"layout": _LAYOUT, "media": prompt.content_key, "tower": self._tower, "calls": calls})
 
 
-def _features(entry: Entry) -> torch.Tensor:
+def _features(entry: Entry) -> Tensor:
     values = torch.from_numpy(entry.tensors[_FEATURES].copy())  # the buffer is read-only, for which torch warns
     return values.view(getattr(torch, entry.about["dtype"]))
 
 
-def _entry(features: torch.Tensor) -> Entry:
+def _entry(features: Tensor) -> Entry:
     """numpy has no bfloat16: its bits are stored as integers."""
     values = features.detach().cpu().contiguous()
     dtype = str(values.dtype).removeprefix("torch.")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.plan import reading_plan
 from vlm_pg.attention.registration import AttentionContext
@@ -27,10 +28,10 @@ class Rows(NamedTuple):
     """What layers run on: ``input_ids`` int64 [T], ``positions_3T`` int64 [3, T], ``media_rows`` int64 [M] that take
     ``features`` [M, ...], and those on the host."""
 
-    input_ids: torch.Tensor
-    positions_3T: torch.Tensor
-    media_rows: torch.Tensor | None
-    features: torch.Tensor | None
+    input_ids: Tensor
+    positions_3T: Tensor
+    media_rows: Tensor | None
+    features: Tensor | None
     media_rows_on_host: np.ndarray | None
 
 
@@ -38,9 +39,9 @@ def read_hidden(
     network: Network,
     batch: Batch,
     context: AttentionContext,
-    features: torch.Tensor | None = None,
+    features: Tensor | None = None,
     whole_layers: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """As ``hidden_of_rows``, of a packed batch.
 
     Args:
@@ -57,7 +58,7 @@ def read_hidden(
 
 def hidden_of_rows(
     network: Network, rows: Rows, context: AttentionContext, share: StreamShare | None, whole_layers: bool = False
-) -> torch.Tensor:
+) -> Tensor:
     """Last hidden states [rows read, D] of the rows that this rank computes.
 
     Args:
@@ -77,8 +78,8 @@ def hidden_of_rows(
 
 
 def target_logprobs(
-    network: Network, batch: PackedBatch | ChunkBatch, hidden: torch.Tensor, temperature: float, entropy_graph: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    network: Network, batch: PackedBatch | ChunkBatch, hidden: Tensor, temperature: float, entropy_graph: bool
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities fp32 [R] of all targets and entropies, on every sequence rank.
 
     Each rank's output head works on what its own rows predict. Losses need whole responses, and all ranks compute the
@@ -102,7 +103,7 @@ def target_logprobs(
     return logprobs, entropies
 
 
-def run_prefixes(network: Network, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
+def run_prefixes(network: Network, batch: PrefixBatch, features: Tensor | None) -> PrefixStates:
     """The prefixes of some groups through the model once."""
     states = StateStore(network.stream_memory.prefix_target if network.checkpointing else None)
     context = PrefixContext(
@@ -120,7 +121,7 @@ def run_prefixes(network: Network, batch: PrefixBatch, features: torch.Tensor | 
 
 def run_chunk(
     network: Network, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0, entropy_graph: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities fp32 [R] of the chunk's response tokens and entropies, as ``Policy.forward`` gives them."""
     hidden = last_hidden = states.last_hidden_for_chunk()
     if batch.input_ids.shape[0]:
@@ -137,7 +138,7 @@ def run_chunk(
     return target_logprobs(network, batch, hidden, temperature, entropy_graph)
 
 
-def run_back(network: Network, states: PrefixStates, loss_scale: float, every_weight: bool) -> torch.Tensor:
+def run_back(network: Network, states: PrefixStates, loss_scale: float, every_weight: bool) -> Tensor:
     """``states.surrogate_loss``; with ``every_weight`` its backward also reaches an untied output head, with zeros."""
     loss = states.surrogate_loss(loss_scale)
     head = network.model.lm_head

@@ -21,8 +21,8 @@ def row_statistics(  # type: ignore[no-untyped-def]
     total = tl.zeros((NUMBERS,), tl.float32)
     weighted = tl.zeros((NUMBERS,), tl.float32)
     for start in range(0, count, NUMBERS):
-        place = start + tl.arange(0, NUMBERS)
-        z = tl.load(logits + place, mask=place < count, other=float("-inf")).to(tl.float32) / temperature
+        column = start + tl.arange(0, NUMBERS)
+        z = tl.load(logits + column, mask=column < count, other=float("-inf")).to(tl.float32) / temperature
         higher = tl.maximum(top, tl.max(z, 0))
         share = tl.exp(z - higher)
         before = tl.exp(top - higher)
@@ -69,31 +69,22 @@ def _results(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return logprobs, entropies
 
 
+# fmt: off
 @triton.jit
 def row_gradients(  # type: ignore[no-untyped-def]
-    logits,
-    tokens,
-    logprobs,
-    negated,
-    of_tokens,
-    negated_entropies,
-    of_entropies,
-    out,
-    stride,
-    count,
-    temperature,
-    ENTROPIES: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    logits, tokens, logprobs, negated, of_tokens, negated_entropies, of_entropies, out, stride, count, temperature,
+    ENTROPIES: tl.constexpr, NUMBERS: tl.constexpr,
 ):
+    # fmt: on
     """A program: NUMBERS of one row; out is contiguous."""
     row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
-    inside = place < count
+    column = tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
+    inside = column < count
     logits += row * stride
     token = tl.load(tokens + row)
     # The log-sum-exp, from the one logit whose log-probability is known.
     whole = tl.load(logits + token).to(tl.float32) / temperature - tl.load(logprobs + row)
-    given = tl.load(logits + place, mask=inside, other=float("-inf"))
+    given = tl.load(logits + column, mask=inside, other=float("-inf"))
     logprob = given.to(tl.float32) / temperature - whole
     share = tl.exp(logprob)
     factor = tl.load(negated + row)
@@ -101,8 +92,8 @@ def row_gradients(  # type: ignore[no-untyped-def]
         # 0 log 0 is 0.
         above = tl.where(share == 0.0, 0.0, logprob - tl.load(negated_entropies + row))
         factor += above * tl.load(of_entropies + row)
-    found = tl.where(place == token, tl.load(of_tokens + row).to(tl.float32), share * factor)
-    tl.store(out + row * count + place, found.to(given.dtype), mask=inside)
+    found = tl.where(column == token, tl.load(of_tokens + row).to(tl.float32), share * factor)
+    tl.store(out + row * count + column, found.to(given.dtype), mask=inside)
 
 
 @torch.library.custom_op("vlm_pg::logits_gradient", mutates_args=())

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm_pg.models.weights import whole_shape
 
@@ -25,9 +26,9 @@ class Trial:
     """One result by a kernel, by the operators it replaces, and in float64."""
 
     name: str
-    got: torch.Tensor
-    usual: torch.Tensor
-    truth: torch.Tensor
+    got: Tensor
+    usual: Tensor
+    truth: Tensor
 
     def fault(self) -> str | None:
         if self.got.dtype != self.usual.dtype:
@@ -57,7 +58,7 @@ def with_gradients(
     name: str,
     by: Callable[..., Any],
     usual: Callable[..., Any],
-    inputs: Mapping[str, torch.Tensor],
+    inputs: Mapping[str, Tensor],
     truth: Callable[..., Any] | None = None,
 ) -> Iterator[Trial]:
     """Trials of all outputs of ``by``, and of the gradient of each of its ``inputs``, for a random upstream one.
@@ -73,7 +74,7 @@ def with_gradients(
 
 
 @torch.enable_grad()
-def _back(run: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def _back(run: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
     leaves = [x.clone().requires_grad_() for x in inputs]
     # A kernel may work in place on a product of a leaf, as on a layer's output.
     found = run(*(leaf * 1 for leaf in leaves))
@@ -97,7 +98,7 @@ def kinds(model: torch.nn.Module, chosen: Callable[[Any], bool]) -> Iterator[Any
                 yield module
 
 
-def twin(module: Any, **weights: torch.Tensor) -> Any:
+def twin(module: Any, **weights: Tensor) -> Any:
     """A copy with these weights, its class's forward and no hooks."""
     other = copy(module)
     for name in ("forward", "_old_forward", "_hf_hook", "vlm_pg_whole_forward"):
@@ -106,7 +107,7 @@ def twin(module: Any, **weights: torch.Tensor) -> Any:
     return other
 
 
-def product_of(module: Any, gate: torch.Tensor, up: torch.Tensor, forward: Any = None) -> torch.Tensor:
+def product_of(module: Any, gate: Tensor, up: Tensor, forward: Any = None) -> Tensor:
     """A feed-forward layer's input to its last projection, where the other two return ``gate`` and ``up``.
 
     ``forward``: unbound, instead of the class's.

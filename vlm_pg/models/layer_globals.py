@@ -31,13 +31,8 @@ def set_layer_globals(module: Any, replaced: Mapping[str, Any]) -> bool:
 def with_globals(module: Any, names: Mapping[str, Any]) -> FunctionType:
     """The forward of ``module``, unbound, with ``names`` replaced in its globals."""
     function = layer_function(module)
-    forward = FunctionType(
-        function.__code__,
-        {**function.__globals__, **names},
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    values, defaults = {**function.__globals__, **names}, function.__defaults__
+    forward = FunctionType(function.__code__, values, function.__name__, defaults, function.__closure__)
     forward.__kwdefaults__ = function.__kwdefaults__
     return forward
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from vlm_pg.errors import ModelError
@@ -70,7 +71,7 @@ def apply_liger(model: Any, switch: Switch) -> None:
     """
     if switch is True:
         _apply_all(model)
-    elif switch == "auto" and _on_gpu(model) and not _is_fake(model):
+    elif switch == "auto" and _on_gpu(model) and not isinstance(_weight(model), FakeTensor):
         _apply_agreeing(model)
 
 
@@ -85,7 +86,7 @@ def _apply_all(model: Any) -> None:
     parts = _parts(model)
     if not parts:
         raise ModelError(f"model.liger is true, but {_nothing_for(model)}. Set model.liger=auto or false.")
-    if not _on_gpu(model) and not _is_fake(model):
+    if not _on_gpu(model) and not isinstance(_weight(model), FakeTensor):
         raise ModelError(
             f"model.liger is true, but its Triton kernels need a GPU and the model is on {_weight(model).device}. Move "
             "it to a GPU first, or set model.liger=auto or false."
@@ -125,7 +126,7 @@ def judged(model: Any) -> dict[str, str]:
     """
     generator, like = torch.Generator().manual_seed(0), _weight(model)
 
-    def random(*shape: int) -> torch.Tensor:
+    def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(like)
 
     trials = {"swiglu": _gates, "rope": _rotations}
@@ -180,11 +181,7 @@ def _on_gpu(model: Any) -> bool:
     return _weight(model).device.type == "cuda"
 
 
-def _is_fake(model: Any) -> bool:
-    return isinstance(_weight(model), FakeTensor)
-
-
-def _weight(model: Any) -> torch.Tensor:
+def _weight(model: Any) -> Tensor:
     return next(model.parameters())
 
 
@@ -195,7 +192,7 @@ def _norms(part: str, model: Any, random: Any) -> Iterator[Trial]:
     for module in kinds(model, fits):
         weights = {name: random(*whole_shape(weight)) for name, weight in module.named_parameters(recurse=False)}
 
-        def run(by: Any, x: torch.Tensor, *given: torch.Tensor, module: Any = module, names: Any = weights) -> Any:
+        def run(by: Any, x: Tensor, *given: Tensor, module: Any = module, names: Any = weights) -> Any:
             return by(twin(module, **dict(zip(names, given, strict=True))), x)
 
         width = whole_shape(module.weight)[-1]
@@ -233,9 +230,7 @@ def _rotations(model: Any, random: Any) -> Iterator[Trial]:
         angles = random(*rows, int(module.head_dim * turned) // 2).repeat(*(1 for _ in rows), 2)
         cos, sin = angles.cos(), angles.sin()
 
-        def run(
-            by: Any, q: torch.Tensor, k: torch.Tensor, at: Any = heads_before_rows, angles: Any = (cos, sin)
-        ) -> Any:
+        def run(by: Any, q: Tensor, k: Tensor, at: Any = heads_before_rows, angles: Any = (cos, sin)) -> Any:
             return by(q.transpose(*at), k.transpose(*at), *angles)
 
         inputs = {

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from vlm_pg.distributed import SequenceGroup
@@ -38,8 +39,8 @@ class LinearStates:
     ``conv_tail`` [n, W - 1, C]: last inputs of the convolution. ``recurrent`` fp32 [n, Hv, dk, dv].
     """
 
-    conv_tail: torch.Tensor
-    recurrent: torch.Tensor
+    conv_tail: Tensor
+    recurrent: Tensor
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class LinearHeads:
             text.linear_num_key_heads, text.linear_num_value_heads, text.linear_key_head_dim, text.linear_value_head_dim
         )
 
-    def channels(self, size: int, rank: int) -> torch.Tensor:
+    def channels(self, size: int, rank: int) -> Tensor:
         """The convolution's channels of the heads that ``rank`` of ``size`` sequence ranks works on, int64."""
         found, first = [], 0
         keys = (self.key_heads, self.key_size)
@@ -96,8 +97,8 @@ class _Bucket:
     """Nodes of one level with equally many chunks: ``rows`` int64 [nodes, padded length] (T where there is none)."""
 
     nodes: tuple[int, ...]
-    rows: torch.Tensor
-    filled: torch.Tensor
+    rows: Tensor
+    filled: Tensor
 
 
 class LinearLayout:
@@ -110,29 +111,29 @@ class LinearLayout:
 
     def __init__(self, lengths: Sequence[int], parents: Sequence[int], known: Sequence[int], device: torch.device):
         self.parents = tuple(parents)
-        self.known = {node: place for place, node in enumerate(known)}
+        self.known = {node: index for index, node in enumerate(known)}
         self.present = tuple(node for node in range(len(lengths)) if node not in self.known)
         self.lengths = tuple(lengths)
         sizes = [lengths[node] for node in self.present]
         self.num_rows = sum(sizes)
         self.starts = dict(zip(self.present, (0, *accumulate(sizes)), strict=False))
         self.device = device
-        self._conv_indices: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._channels: dict[LinearHeads, torch.Tensor] = {}
+        self._conv_indices: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._channels: dict[LinearHeads, Tensor] = {}
 
-    def channels(self, heads: LinearHeads, sequence: SequenceGroup) -> torch.Tensor:
+    def channels(self, heads: LinearHeads, sequence: SequenceGroup) -> Tensor:
         """``LinearHeads.channels`` of this process, on the device; a stream belongs to one sequence group."""
         if heads not in self._channels:
             here = heads.channels(sequence.size, sequence.rank)
             self._channels[heads] = here.to(self.device, non_blocking=True)
         return self._channels[heads]
 
-    def conv_indices(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def conv_indices(self, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """How the convolution's input is laid out, as indices into (one zero row, known tails, stream rows).
 
         Returns:
             The input: before each node the ``width - 1`` inputs that precede it on its path.
-            For each stream row its place in the convolution's output.
+            For each stream row its index in the convolution's output.
             For each present node the last ``width - 1`` inputs up to its end, [present, width - 1].
         """
         if width not in self._conv_indices:
@@ -140,17 +141,17 @@ class LinearLayout:
             first_row = 1 + len(self.known) * tail
             ends = {node: list(range(1 + i * tail, 1 + (i + 1) * tail)) for node, i in self.known.items()}
             source: list[int] = []
-            places: list[int] = []
+            outputs: list[int] = []
             for node in self.present:
                 parent = self.parents[node]
                 before = ends[parent] if parent >= 0 else [0] * tail
                 start = first_row + self.starts[node]
                 rows = list(range(start, start + self.lengths[node]))
-                places.extend(range(len(source), len(source) + len(rows)))
+                outputs.extend(range(len(source), len(source) + len(rows)))
                 source.extend(before + rows)
                 ends[node] = (before + rows)[-tail:]
             tails = [ends[node] for node in self.present]
-            self._conv_indices[width] = self._to_device(source), self._to_device(places), self._to_device(tails)
+            self._conv_indices[width] = self._to_device(source), self._to_device(outputs), self._to_device(tails)
         return self._conv_indices[width]
 
     @cached_property
@@ -171,12 +172,12 @@ class LinearLayout:
             levels[depth].append(_Bucket(tuple(nodes), self._to_device(rows), self._to_device(filled)))
         return levels
 
-    def _to_device(self, indices: Any) -> torch.Tensor:
+    def _to_device(self, indices: Any) -> Tensor:
         """int64, copied without a synchronization."""
         return torch.from_numpy(np.asarray(indices, dtype=np.int64)).to(self.device, non_blocking=True)
 
     @cached_property
-    def back_to_stream(self) -> torch.Tensor:
+    def back_to_stream(self) -> Tensor:
         """Order that brings the buckets' filled rows, one bucket after the other, back into stream order."""
         rows = [bucket.rows.flatten()[bucket.filled] for level in self.levels for bucket in level]
         return torch.cat(rows).argsort()
@@ -184,11 +185,11 @@ class LinearLayout:
 
 def linear_attention_over_tree(
     mixer: Any,
-    hidden: torch.Tensor,
+    hidden: Tensor,
     layout: LinearLayout,
     known: LinearStates | None = None,
     share: StreamShare | None = None,
-) -> tuple[torch.Tensor, LinearStates]:
+) -> tuple[Tensor, LinearStates]:
     """transformers' gated delta layer with every node continuing its parent.
 
     Args:
@@ -215,14 +216,8 @@ def linear_attention_over_tree(
     key_dim = (qkv.shape[1] - value_dim) // 2
     query, key, value = qkv.split([key_dim, key_dim, value_dim], dim=-1)
     value = value.reshape(rows, -1, mixer.head_v_dim)
-    inputs = (
-        per_value_head(query.reshape(rows, -1, mixer.head_k_dim), value.shape[1]),
-        per_value_head(key.reshape(rows, -1, mixer.head_k_dim), value.shape[1]),
-        value,
-        decay,
-        beta,
-    )
-    core, recurrent = _delta_rule(mixer, inputs, layout, known)
+    query, key = (per_value_head(x.reshape(rows, -1, mixer.head_k_dim), value.shape[1]) for x in (query, key))
+    core, recurrent = _delta_rule(mixer, (query, key, value, decay, beta), layout, known)
     if share is not None:
         core = heads_to_rows(core, share.rows)
     z = mixer.in_proj_z(hidden).reshape(-1, mixer.head_v_dim)
@@ -231,8 +226,8 @@ def linear_attention_over_tree(
 
 
 def _all_rows(
-    mixer: Any, qkv: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, share: StreamShare
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mixer: Any, qkv: Tensor, decay: Tensor, beta: Tensor, share: StreamShare
+) -> tuple[Tensor, Tensor, Tensor]:
     """Of this sequence rank's rows and all heads -> of all rows and its heads; [rows, C], [rows, Hv], [rows, Hv]."""
     key_dim, rows = mixer.key_dim, share.rows
     query, key, value = qkv.split([key_dim, key_dim, mixer.value_dim], dim=-1)
@@ -242,15 +237,15 @@ def _all_rows(
     return torch.cat([x.flatten(1) for x in parts[:3]], dim=-1), parts[3][..., 0], parts[4][..., 0]
 
 
-def per_value_head(heads: torch.Tensor, value_heads: int) -> torch.Tensor:
+def per_value_head(heads: Tensor, value_heads: int) -> Tensor:
     """[..., Hk, dk] -> [..., Hv, dk]: each key head serves consecutive value heads. transformers' rule does this itself
     in some releases and leaves it to the caller in others; heads repeated beforehand are right for both."""
     return heads.repeat_interleave(value_heads // heads.shape[-2], dim=-2)
 
 
 def _convolution(
-    mixer: Any, qkv: torch.Tensor, layout: LinearLayout, known: LinearStates | None, channels: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    mixer: Any, qkv: Tensor, layout: LinearLayout, known: LinearStates | None, channels: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Depthwise causal convolution along every path: [rows, C] -> [rows, C], and the nodes' tails.
 
     ``channels``: which of the layer's channels these are; None for all.
@@ -258,27 +253,27 @@ def _convolution(
     from transformers.activations import ACT2FN
 
     width = mixer.conv1d.kernel_size[0]
-    source, places, tails = layout.conv_indices(width)
-    tails_known = [] if known is None else [known.conv_tail.flatten(0, 1)]
-    inputs = torch.cat([qkv.new_zeros(1, qkv.shape[1]), *tails_known, qkv])
+    source, outputs, tails = layout.conv_indices(width)
+    known_tails = [] if known is None else [known.conv_tail.flatten(0, 1)]
+    inputs = torch.cat([qkv.new_zeros(1, qkv.shape[1]), *known_tails, qkv])
     stream = inputs[source].to(mixer.conv1d.weight.dtype).transpose(0, 1)[None]
     # Called as a module, so that hooks that gather sharded weights run; its own zero padding (width - 1) is cut off.
     convolved = mixer.conv1d(stream) if channels is None else mixer.conv1d(stream, channels)
     out = convolved[0, :, width - 1 : stream.shape[-1]].transpose(0, 1)
-    return ACT2FN[mixer.activation](out[places]).to(qkv.dtype), inputs[tails]
+    return ACT2FN[mixer.activation](out[outputs]).to(qkv.dtype), inputs[tails]
 
 
 def _delta_rule(
-    mixer: Any, inputs: tuple[torch.Tensor, ...], layout: LinearLayout, known: LinearStates | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    mixer: Any, inputs: tuple[Tensor, ...], layout: LinearLayout, known: LinearStates | None
+) -> tuple[Tensor, Tensor]:
     """The recurrence level by level: [rows, Hv, dv] and the present nodes' last states [present, Hv, dk, dv]."""
     padded = [torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in inputs]
     # transformers' own function: a fused kernel where one is installed, else its torch code.
     own_rule = getattr(mixer, "chunk_gated_delta_rule", None)
     chunk_rule = own_rule or sys.modules[type(mixer).__module__].torch_chunk_gated_delta_rule
-    states: dict[int, torch.Tensor] = {}
+    states: dict[int, Tensor] = {}
     if known is not None:
-        states.update({node: known.recurrent[place] for node, place in layout.known.items()})
+        states.update({node: known.recurrent[index] for node, index in layout.known.items()})
     outputs = []
     for level in layout.levels:
         for bucket in level:
@@ -286,16 +281,8 @@ def _delta_rule(
             parents = [layout.parents[node] for node in bucket.nodes]
             initial = torch.stack([states[parent] for parent in parents]) if parents[0] >= 0 else None
             # A padded token has beta 0 and decay 1: the state does not change.
-            out, last = chunk_rule(
-                query,
-                key,
-                value,
-                g=decay,
-                beta=beta,
-                initial_state=initial,
-                output_final_state=True,
-                use_qk_l2norm_in_kernel=True,
-            )
+            options = {"initial_state": initial, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+            out, last = chunk_rule(query, key, value, g=decay, beta=beta, **options)
             states.update(zip(bucket.nodes, last.unbind(), strict=True))
             outputs.append(out.flatten(0, 1)[bucket.filled])
     core = torch.cat(outputs)[layout.back_to_stream]
@@ -312,9 +299,7 @@ def route_linear_layers(language_model: torch.nn.Module) -> None:
             mixer.vlm_pg_routed = True
 
 
-def _conv_forward(
-    self: Any, stream: torch.Tensor, channels: torch.Tensor | None = None, padded: bool = True
-) -> torch.Tensor:
+def _conv_forward(self: Any, stream: Tensor, channels: Tensor | None = None, padded: bool = True) -> Tensor:
     """The depthwise convolution, of some channels or without padding if so chosen: through a call of the module, so
     that hooks that gather sharded weights run."""
     if channels is None and padded:
@@ -325,9 +310,7 @@ def _conv_forward(
     return F.conv1d(stream, weight, bias, padding=self.padding if padded else 0, groups=len(weight))
 
 
-def _forward(
-    self: Any, hidden_states: torch.Tensor, *args: Any, attention_context: Any = None, **kwargs: Any
-) -> torch.Tensor:
+def _forward(self: Any, hidden_states: Tensor, *args: Any, attention_context: Any = None, **kwargs: Any) -> Tensor:
     if attention_context is None:
         return type(self).forward(self, hidden_states, *args, **kwargs)
     return attention_context.mix_linear(int(self.layer_idx), self, hidden_states.squeeze(0))[None]

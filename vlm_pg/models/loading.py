@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,8 @@ from safetensors import safe_open
 
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.errors import ModelError
-from vlm_pg.models.checks import check_prompt, media_among
-from vlm_pg.models.family import Family, refuse_media
+from vlm_pg.models.checks import PromptInterface
+from vlm_pg.models.family import Family
 from vlm_pg.models.liger import apply_liger
 from vlm_pg.models.lora import (
     adapter_base,
@@ -30,10 +30,8 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.tower_attention import attend_to_all_frames
-from vlm_pg.models.tower_inputs import PixelGeometry
 from vlm_pg.models.vision import lacking_in_tower, without_language, without_report
 from vlm_pg.models.weights import is_quantized, not_finite, quantize_linears
-from vlm_pg.types import Prompt, Sample
 
 _LISTED = 4
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -94,8 +92,8 @@ def load_policy(
                 output_loading_info=True,
                 **alone,
             )
-        # However it was read, it is saved under the names that it was read from: transformers keeps the conversions of
-        # names that were of use, and in its reading under ZeRO-3 all that there are.
+        # It is saved under the names it was read from: transformers stores the conversions of names that were of use,
+        # but under ZeRO-3 all that there are.
         if getattr(model, "_weight_conversions", None):
             model._weight_conversions = [used for used in model._weight_conversions if used.was_used()]
         processor = read_processor(str(path), family, settings)
@@ -155,7 +153,9 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     attend_to_all_frames(model, family)
     apply_liger(model, settings.liger)
     if settings.gradient_checkpointing:
-        enable_checkpointing(model)
+        # Nothing random happens in a layer (dropout is 0). The method's name depends on transformers' release.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False, "preserve_rng_state": False})
     if settings.lora is not None and settings.lora.quantize:
         if not has_adapter(model):
             quantize_linears(model, family.quantizable_layers(model), next(model.parameters()).device)
@@ -176,14 +176,14 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
             if part != "language" or part not in settings.train:
                 parameter.requires_grad_(part in settings.train)
     if (tower := family.vision_tower(model)) is not None:
-        keep_frozen_blocks_off_the_graph(tower)
+        detach_frozen_blocks(tower)
     # No module of these families behaves differently in training mode once dropout is 0, except checkpointing.
     model.train()
     return Policy(model, processor, family, settings, weights_version)
 
 
 def _check_whole(path: str, missing: Iterable[str]) -> None:
-    """transformers fills what a checkpoint lacks with random numbers, and goes on."""
+    """Raise ModelError for missing weights, which transformers fills with random numbers."""
     lacking = sorted(map(str, missing))
     if lacking:
         named = ", ".join(lacking[:_LISTED]) + (", ..." if len(lacking) > _LISTED else "")
@@ -241,17 +241,7 @@ def check_tokenizer(path: str, config: Any, processor: Any, family: Family) -> N
         )
 
 
-def enable_checkpointing(model: Any) -> None:
-    """Recompute activations layer by layer in backward; what the method is called depends on transformers' release."""
-    # Nothing random happens in a layer (dropout is 0), so no generator state needs to be kept.
-    options = {"use_reentrant": False, "preserve_rng_state": False}
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable(options)
-    else:
-        model.gradient_checkpointing_enable(options)
-
-
-def keep_frozen_blocks_off_the_graph(tower: Any) -> None:
+def detach_frozen_blocks(tower: Any) -> None:
     """Remove transformers' and peft's hooks by which a checkpointed tower's first output requires a gradient.
 
     Reentrant checkpointing needs that; here backward would go through all frozen blocks for nothing, and each would
@@ -291,7 +281,7 @@ def _vision_attention(device: torch.device, dtype: torch.dtype) -> str:
     return "flash_attention_2" if runs and is_flash_attn_2_available() else "sdpa"
 
 
-class WeightlessPolicy:
+class WeightlessPolicy(PromptInterface):
     """Processor, positions, sizes and limits of a checkpoint (or of an adapter's base), as its ``Policy`` has them.
 
     Args:
@@ -315,50 +305,14 @@ class WeightlessPolicy:
             ) from error
         check_tokenizer(self.path, self.config, self.processor, self.family)
 
-    @property
-    def tokenizer(self) -> Any:
-        return getattr(self.processor, "tokenizer", self.processor)
-
-    @property
-    def pixels(self) -> PixelGeometry:
-        """How the tower reads pixels."""
-        return self.family.pixels(self.config)
-
-    @property
-    def pixel_factor(self) -> int:
-        """Pixels per side of one visual token."""
-        return self.pixels.token_side
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.config.get_text_config().vocab_size)
-
-    @property
-    def media_token_ids(self) -> tuple[int, ...]:
-        """Ids that only the processor may place."""
-        return self.family.media_token_ids(self.config, self.tokenizer.get_vocab())
-
     def positions(self, *given: Any, rule: PositionRule | None = None) -> torch.Tensor:
         """See ``Family.positions``; by ``settings.positions``, or by another rule."""
         rule = rule or self.settings.positions
         needs_model = rule == "transformers" and self.family.reads_media
         return self.family.positions(rule, self._meta_model if needs_model else self.model, *given)
 
-    def check_samples(self, samples: Sequence[Sample], where: object) -> None:
-        """Raise ModelError if the model reads text alone and one of the samples, read from ``where``, has media."""
-        if not self.family.reads_media and (what := media_among(samples, where)):
-            refuse_media(self.model, what)
-
-    def check_prompt(self, prompt: Prompt) -> None:
-        """Raise ValueError if ids, pixels and grids do not belong together."""
-        check_prompt(prompt, self.pixels.patches_per_token)
-
-    def check_length(self, prompt: Prompt, response_tokens: int) -> None:
-        """Raise SampleError ("too_long_for_model") if prompt and response go beyond the positions the model knows."""
-        prompt.check_length(response_tokens, getattr(self.config.get_text_config(), "max_position_embeddings", None))
-
     @cached_property
-    def model(self) -> SimpleNamespace:
+    def model(self) -> SimpleNamespace:  # type: ignore[override]
         """Stands for transformers' model: ``config``, ``generation_config``, ``name_or_path``."""
         from transformers import GenerationConfig
 

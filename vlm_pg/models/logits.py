@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -48,16 +49,16 @@ def rows_of_chunks(rows: int, least: int, most: int) -> int:
 
 
 def token_logprobs(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    targets: Tensor,
     temperature: float,
     chunk_rows: int,
     least_chunks: int = 1,
     entropy_graph: bool = False,
-    weight: torch.Tensor | None = None,
+    weight: Tensor | None = None,
     fused: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution.
 
     Args:
@@ -85,7 +86,7 @@ def token_logprobs(
     pieces += [(hidden[:0], targets[:0])] * (least_chunks - len(pieces))
     rows = _Rows(temperature, fused)
 
-    def chunk(h: torch.Tensor, t: torch.Tensor, piece: _Piece) -> tuple[torch.Tensor, torch.Tensor]:
+    def chunk(h: Tensor, t: Tensor, piece: _Piece) -> tuple[Tensor, Tensor]:
         # With gradients of entropies logits are needed in fp32 again, so autograd keeps everything itself.
         logits = head(h)
         return (
@@ -115,7 +116,7 @@ class _Rows:
     def __init__(self, temperature: float, fused: bool = False) -> None:
         self.temperature, self.fused = temperature, fused
         self.dtype: torch.dtype | None = None
-        self.of_targets: torch.Tensor | None = None
+        self.of_targets: Tensor | None = None
 
 
 class _Piece:
@@ -124,21 +125,21 @@ class _Piece:
 
     def __init__(self, start: int, remembers: bool = False) -> None:
         self.start, self.remembers = start, remembers
-        self.values: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.values: tuple[Tensor, Tensor] | None = None
 
 
 class _AllLogprobs(torch.autograd.Function):
     """The log-probabilities of all chunks as they are. Backward hands each chunk its rows' gradient by -temperature."""
 
     @staticmethod
-    def forward(ctx: Any, logprobs: torch.Tensor, rows: _Rows) -> torch.Tensor:
+    def forward(ctx: Any, logprobs: Tensor, rows: _Rows) -> Tensor:
         ctx.save_for_backward(logprobs)
         ctx.rows = rows
         return logprobs.view_as(logprobs)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:
         (logprobs,) = ctx.saved_tensors
         rows = ctx.rows
         negated, rows.of_targets = _for_all_rows(grad_outputs[0], logprobs, rows.temperature, rows.dtype)
@@ -154,9 +155,7 @@ class _TargetLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, rows: _Rows, piece: _Piece
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, rows: _Rows, piece: _Piece) -> tuple[Tensor, Tensor]:
         if piece.values is not None:
             logprobs, negated_entropies = piece.values
             piece.values = None
@@ -175,7 +174,7 @@ class _TargetLogprobs(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         if grad_outputs[0] is None:
             return None, None, None, None
         logits, targets, logprobs = ctx.saved_tensors
@@ -187,8 +186,8 @@ class _TargetLogprobs(torch.autograd.Function):
 
 
 def _for_all_rows(
-    upstream: torch.Tensor, logprobs: torch.Tensor, temperature: float, dtype: torch.dtype | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    upstream: Tensor, logprobs: Tensor, temperature: float, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
     """Of the log-probabilities' gradient ``upstream`` [R]: itself by -temperature, and the logits' at the targets in
     ``dtype``."""
     negated = upstream.float() / -temperature
@@ -199,8 +198,8 @@ def _for_all_rows(
 
 
 def _logits_gradient(
-    logits: torch.Tensor, targets: torch.Tensor, negated: torch.Tensor, of_targets: torch.Tensor, temperature: float
-) -> torch.Tensor:
+    logits: Tensor, targets: Tensor, negated: Tensor, of_targets: Tensor, temperature: float
+) -> Tensor:
     """As the logits, from what ``_for_all_rows`` gives of these rows."""
     grad = torch.empty_like(logits)
     torch.mul(_scaled(logits, temperature).softmax(-1), negated[:, None], out=grad)
@@ -217,14 +216,14 @@ class _OfAllChunks(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        targets: torch.Tensor,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
         temperature: float,
         chunk_rows: int,
         entropy_graph: bool,
         fused: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         pieces = zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True)
         found = [_values(F.linear(h, weight), t, temperature, fused) for h, t in pieces]
         logprobs, negated_entropies = (torch.cat(values) for values in zip(*found, strict=True))
@@ -236,11 +235,11 @@ class _OfAllChunks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, logprobs, negated_entropies = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        of_weight: torch.Tensor | None = None
-        per_row: list[torch.Tensor] = []
+        of_weight: Tensor | None = None
+        per_row: list[Tensor] = []
         if not ctx.entropy_graph:
             negated, of_targets = _for_all_rows(grad_outputs[0], logprobs, ctx.temperature, hidden.dtype)
             per_row = [logprobs, negated, of_targets]
@@ -274,7 +273,7 @@ class _OfAllChunks(torch.autograd.Function):
         return of_hidden, of_weight, None, None, None, None, None
 
 
-def _fused_gradient(logits: torch.Tensor, temperature: float, targets: torch.Tensor, *rows: torch.Tensor) -> Any:
+def _fused_gradient(logits: Tensor, temperature: float, targets: Tensor, *rows: Tensor) -> Any:
     """As ``_logits_gradient``; ``rows``: what ``logits_gradient`` takes behind the targets."""
     from vlm_pg.models.fused_logits import logits_gradient
 
@@ -303,10 +302,10 @@ def judged(device: torch.device, dtype: torch.dtype) -> str | None:
     # A product with it leaves logits, and their gradients, as they are.
     unit = torch.eye(vocabulary, device=device, dtype=dtype)
 
-    def run(logits: torch.Tensor, entropy_graph: bool, fused: bool) -> Any:
+    def run(logits: Tensor, entropy_graph: bool, fused: bool) -> Any:
         return _OfAllChunks.apply(logits, unit, targets, temperature, 2, entropy_graph, fused)[: 1 + entropy_graph]
 
-    def truth(logits: torch.Tensor, entropy_graph: bool) -> Any:
+    def truth(logits: Tensor, entropy_graph: bool) -> Any:
         logprobs = (logits / temperature).log_softmax(-1)
         found = logprobs.gather(-1, targets[:, None])[:, 0], (logprobs.exp() * logprobs).sum(-1)
         return found[: 1 + entropy_graph]
@@ -321,7 +320,7 @@ def judged(device: torch.device, dtype: torch.dtype) -> str | None:
     return faults({"logits": trials}).get("logits")
 
 
-def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
     """fp32 [rows, V]."""
     if temperature == 1.0:
         return logits.float()
@@ -329,9 +328,7 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     return (logits / torch.full((1,), temperature, dtype=torch.float32, device=logits.device)).float()
 
 
-def _values(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, fused: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _values(logits: Tensor, targets: Tensor, temperature: float, fused: bool = False) -> tuple[Tensor, Tensor]:
     if fused:
         from vlm_pg.models.fused_logits import token_statistics
 
@@ -342,14 +339,12 @@ def _values(
     return logprobs.gather(-1, targets[:, None])[:, 0], negated_entropies
 
 
-def _values_on_graph(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _values_on_graph(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logprobs = _scaled(logits, temperature).log_softmax(-1)
     return logprobs.gather(-1, targets[:, None])[:, 0], (logprobs.exp() * logprobs).sum(-1)
 
 
-def plain_weight(head: Any) -> torch.Tensor | None:
+def plain_weight(head: Any) -> Tensor | None:
     """The weight of an output head that is only a product with it; None with a bias, an adapter or hooks on its calls
     (accelerate, ZeRO-3), and under autocast."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch import Tensor
 
 from vlm_pg.errors import ModelError
 from vlm_pg.models.family import Family
@@ -232,14 +233,14 @@ def adapter_base(path: str | Path) -> str | None:
 
 def adapts_tower(folder: str | Path, family: Family) -> bool:
     """Whether the adapter in ``folder`` may have weights for the vision tower; True where its file does not tell."""
-    tower = (family.tower or "").rpartition(".")[2]
-    if not (Path(folder) / WEIGHTS_FILE).is_file():
+    tower, path = (family.tower or "").rpartition(".")[2], Path(folder) / WEIGHTS_FILE
+    if not path.is_file():
         return family.reads_media
     try:
-        with safe_open(Path(folder) / WEIGHTS_FILE, "pt") as file:
+        with safe_open(path, "pt") as file:
             names = list(file.keys())
     except (OSError, SafetensorError) as error:
-        raise _unreadable(Path(folder) / WEIGHTS_FILE, error) from error
+        raise _unreadable(path, error) from error
     return family.reads_media and any(tower in name.split(".") for name in names)
 
 
@@ -253,7 +254,13 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
             name, or a tensor of its file is missing or belongs nowhere.
     """
     peft = _import_peft()
-    saved = _read_weights(folder)
+    path = Path(folder) / WEIGHTS_FILE
+    pickled = path.with_suffix(".bin")
+    try:
+        is_pickled = pickled.is_file() and not path.is_file()
+        saved = torch.load(pickled, "cpu", weights_only=True) if is_pickled else load_file(path)
+    except Exception as error:  # damaged files raise anything
+        raise _unreadable(path, error) from error
     config = _lora_config(folder, peft)
     if settings is None:
         config.inference_mode = True
@@ -269,8 +276,20 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
     else:
         _check_plain(folder, config, settings)
         add_lora(model, settings)
-    found = _by_names_of(model, saved, peft)
-    lacking, foreign = _differences(model, found, peft)
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    # Releases of transformers name layers differently.
+    adapter = _adapter_state(model, peft)
+    renamings = [one for one in get_model_conversion_mapping(model) or [] if isinstance(one, WeightRenaming)]
+    found = {}
+    for name, tensor in saved.items():
+        name = name.removeprefix("base_model.model.")
+        found[name if name in adapter else rename_source_key(name, renamings, [])[0]] = tensor
+    # A file may contain adapted embeddings themselves, too.
+    weights = model.state_dict() | adapter
+    foreign = sorted(name for name, x in found.items() if name not in weights or weights[name].shape != x.shape)
+    lacking = sorted(set(adapter) - set(found))
     if lacking or foreign:
         hint = (
             "Check base_model_name_or_path there, and that its files are complete."
@@ -283,65 +302,24 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
             f"{_counted(lacking, 'missing')}, {_counted(foreign, 'unknown or of another shape')}. {hint}"
         )
     peft.set_peft_model_state_dict(model, found)
-    _check_landed(model, folder, found, peft)
-
-
-def _by_names_of(model: Any, saved: dict[str, torch.Tensor], peft: Any) -> dict[str, torch.Tensor]:
-    """The file's tensors by the names of ``model``'s adapter: releases of transformers name layers differently."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
-
-    known = _adapter_state(model, peft)
-    renamings = [one for one in get_model_conversion_mapping(model) or [] if isinstance(one, WeightRenaming)]
-    found = {}
-    for name, tensor in saved.items():
-        name = name.removeprefix("base_model.model.")
-        found[name if name in known else rename_source_key(name, renamings, [])[0]] = tensor
-    return found
-
-
-def _adapter_state(model: Any, peft: Any) -> dict[str, torch.Tensor]:
-    """The adapter's weights by the names in its file; without embeddings, for which peft would access the network."""
-    return peft.get_peft_model_state_dict(model, save_embedding_layers=False)
-
-
-def _differences(model: Any, found: dict[str, torch.Tensor], peft: Any) -> tuple[list[str], list[str]]:
-    """Names of adapter weights that the file lacks, and of tensors in the file that fit no weight of the model."""
-    adapter = _adapter_state(model, peft)
-    # A file may contain adapted embeddings themselves, too.
-    weights = model.state_dict() | adapter
-    foreign = [name for name, tensor in found.items() if name not in weights or weights[name].shape != tensor.shape]
-    return sorted(set(adapter) - set(found)), sorted(foreign)
-
-
-def _counted(names: list[str], label: str) -> str:
-    return f"{len(names)} tensors {label}" + (f" (the first is {names[0]})" if names else "")
-
-
-def _check_landed(model: Any, folder: str | Path, found: dict[str, torch.Tensor], peft: Any) -> None:
-    """Compare every value of the file with the model's: loaders skip tensors silently. NaN equals NaN here."""
+    # Loaders skip tensors silently. NaN equals NaN here.
     weights = model.state_dict() | _adapter_state(model, peft)
-    lost = [
-        name
-        for name, tensor in found.items()
-        if not torch.allclose(weights[name], tensor.to(weights[name]), rtol=0.0, atol=0.0, equal_nan=True)
-    ]
+    exact: dict[str, Any] = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
+    lost = sorted(name for name, x in found.items() if not torch.allclose(weights[name], x.to(weights[name]), **exact))
     if lost:
         raise ModelError(
-            f"{_counted(sorted(lost), 'of the adapter')} in {folder} did not arrive in the model. Update peft and "
+            f"{_counted(lost, 'of the adapter')} in {folder} did not arrive in the model. Update peft and "
             "transformers, or merge the adapter into its model with peft and use the merged model."
         )
 
 
-def _read_weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    path = Path(folder) / WEIGHTS_FILE
-    pickled = path.with_suffix(".bin")
-    try:
-        if pickled.is_file() and not path.is_file():
-            return torch.load(pickled, "cpu", weights_only=True)
-        return load_file(path)
-    except Exception as error:  # damaged files raise anything
-        raise _unreadable(path, error) from error
+def _adapter_state(model: Any, peft: Any) -> dict[str, Tensor]:
+    """The adapter's weights by the names in its file; without embeddings, for which peft would access the network."""
+    return peft.get_peft_model_state_dict(model, save_embedding_layers=False)
+
+
+def _counted(names: list[str], label: str) -> str:
+    return f"{len(names)} tensors {label}" + (f" (the first is {names[0]})" if names else "")
 
 
 def _unreadable(path: Path, error: Exception) -> ModelError:

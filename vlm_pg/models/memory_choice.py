@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_sizes import LanguageSizes, TowerSizes
@@ -40,8 +41,7 @@ class Need:
         return int(USABLE * self.free)
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """``line``: the choice and its reason, for the user. ``fits``: whether the estimate is within bounds."""
 
     choice: MemoryChoice
@@ -94,14 +94,12 @@ def _by_cost(as_set: MemoryChoice, settings: ModelSettings) -> Iterator[MemoryCh
 def _piece_tokens(settings: ModelSettings, need: Need) -> int:
     if settings.vision_piece_tokens != "auto":
         return settings.vision_piece_tokens
-    whole = MemoryChoice()
-    if _media(whole, settings, need) <= need.usable:
+    if _media(MemoryChoice(), settings, need) <= need.usable:
         return 0
     tokens = LEAST_PIECE_TOKENS
     # As large as half of the usable memory allows: larger pieces are no faster, and sizes are estimates.
     while tokens * 2 < need.media_tokens:
-        wider = replace(whole, vision_piece_tokens=tokens * 2)
-        if _media(wider, settings, need) > need.usable // 2:
+        if _media(MemoryChoice(vision_piece_tokens=tokens * 2), settings, need) > need.usable // 2:
             break
         tokens *= 2
     return tokens
@@ -121,8 +119,20 @@ def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, n
     if need.tower is not None:
         whole = _media(MemoryChoice(), settings, need)
         words += f", media of {need.media_tokens:,} visual tokens {_gib(whole)}"
-    done = _measures(choice, as_set, need)
-    words += f": {', '.join(done)}" if done else ": nothing is offloaded or split"
+    measures = {
+        "offload_layer_inputs": "layer inputs offloaded",
+        "offload_prefix_states": "keys and values of prefixes offloaded",
+        "mlp_tile_rows": f"MLPs in tiles of {choice.mlp_tile_rows:,} rows",
+        "vision_piece_tokens": f"vision tower in pieces of {choice.vision_piece_tokens:,} tokens",
+    }
+    taken = [
+        f"{measure} ({'as set' if getattr(as_set, name) else 'auto'})"
+        for name, measure in measures.items()
+        if getattr(choice, name)
+    ]
+    if offloaded := need.language.offloaded(need.rows, choice):
+        taken.append(f"{_gib(offloaded)} offloaded")
+    words += f": {', '.join(taken)}" if taken else ": nothing is offloaded or split"
     if after < before:
         words += f"; the stream then needs {_gib(after)}"
     if not fits:
@@ -130,21 +140,6 @@ def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, n
         help_ = help_ if checkpointing else f"set model.gradient_checkpointing=true, or {help_}"
         words += f". That may not fit: {help_}"
     return words
-
-
-def _measures(choice: MemoryChoice, as_set: MemoryChoice, need: Need) -> list[str]:
-    offloaded = need.language.offloaded(need.rows, choice)
-    found = {
-        "offload_layer_inputs": "layer inputs offloaded",
-        "offload_prefix_states": "keys and values of prefixes offloaded",
-        "mlp_tile_rows": f"MLPs in tiles of {choice.mlp_tile_rows:,} rows",
-        "vision_piece_tokens": f"vision tower in pieces of {choice.vision_piece_tokens:,} tokens",
-    }
-    words = []
-    for name, measure in found.items():
-        if getattr(choice, name):
-            words.append(f"{measure} ({'as set' if getattr(as_set, name) else 'auto'})")
-    return words + ([f"{_gib(offloaded)} offloaded"] if offloaded else [])
 
 
 def _gib(size: int) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses, plan_micro_batches, tree_tokens
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
@@ -21,16 +22,15 @@ from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures
 
 # Loss of one pass: its number, log-probabilities and entropies of its response tokens, fp32 [R].
-PassLoss = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+PassLoss = Callable[[int, Tensor, Tensor], Tensor]
 # The same by response. Per group, per chosen response: its index in the group, and the log-probabilities of its tokens.
-ChunkLoss = Callable[[list[list[tuple[int, torch.Tensor]]]], torch.Tensor]
+ChunkLoss = Callable[[list[list[tuple[int, Tensor]]]], Tensor]
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One place in the order of micro-batches, which is the same on all ranks.
+class Slot(NamedTuple):
+    """One slot in the order of micro-batches, which is the same on all ranks.
 
-    ``micro``: what this rank computes there, None for nothing of its own. ``chunks``: that every rank runs there, 1 for
+    ``micro``: what this rank computes in it, None for nothing of its own. ``chunks``: that every rank runs in it, 1 for
     a single pass.
     """
 
@@ -67,10 +67,10 @@ def plan_groups(groups: Sequence[RolloutGroup], token_budget: int, share: bool) 
     Raises:
         ValueError: a prompt with a single response exceeds the budget.
     """
-    of_prompts = shared_tokens([group.prompt for group in groups], share=share)
+    common = shared_tokens([group.prompt for group in groups], share=share)
 
     def shared(i: int, j: int) -> int:
-        return of_prompts[i][j]
+        return common[i][j]
 
     prompts = [group.prompt.num_tokens for group in groups]
     responses = [[len(rollout.token_ids) - 1 for rollout in group.rollouts] for group in groups]
@@ -112,25 +112,26 @@ def pack_micro_batch(
         chunks: to run, 0 for a single pass; those beyond the micro-batch's own repeat a response of another one.
     """
     if not chunks:
-        streams = Streams((policy.pack(groups),))
-        return streams if sequence.size == 1 else share_streams(streams, sequence)
+        return share_streams(Streams((policy.pack(groups),)), sequence)
     # A group of one response fits or is refused, so without shared prefixes there are no chunks.
     assert policy.settings.share_prefix and micro is not None
     for group in groups:
         policy.check_group(group)
     prefixes = pack_prefixes(groups, policy.device)
-    idle = [] if len(micro.chunks) >= chunks else [_idle_chunk(groups, micro)] * (chunks - len(micro.chunks))
+    missing = max(0, chunks - len(micro.chunks))
+    idle = [_idle_chunk(groups, micro)] * missing if missing else []
     chosen = [{piece.group: piece.responses for piece in chunk} for chunk in (*micro.chunks, *idle)]
     passes = tuple(
         pack_chunk(prefixes, groups, [responses.get(group, ()) for group in micro.groups], policy.device)
         for responses in chosen
     )
-    streams = Streams(passes, prefixes)
-    return streams if sequence.size == 1 else share_streams(streams, sequence)
+    return share_streams(Streams(passes, prefixes), sequence)
 
 
 def share_streams(streams: Streams, sequence: SequenceGroup) -> Streams:
     """The same streams, of which this sequence rank computes its share."""
+    if sequence.size == 1:
+        return streams
     if streams.prefixes is None:
         whole = cast("tuple[PackedBatch, ...]", streams.passes)
         return Streams(tuple(replace(batch, share=stream_share(batch, sequence)) for batch in whole))
@@ -143,10 +144,8 @@ def share_streams(streams: Streams, sequence: SequenceGroup) -> Streams:
 
 
 def _idle_chunk(groups: Sequence[ResponseGroup], micro: MicroBatch) -> tuple[Piece, ...]:
-    """The shortest response with a token of its own: it touches every weight that a real chunk touches.
-
-    A chunked micro-batch always has one, for single tokens take no room.
-    """
+    """The shortest response with a token of its own, which a chunked micro-batch always has: it touches every weight
+    that a real chunk touches."""
     _, group, index = min(
         (len(response), group, index)
         for group, member in zip(micro.groups, groups, strict=True)
@@ -159,9 +158,9 @@ def _idle_chunk(groups: Sequence[ResponseGroup], micro: MicroBatch) -> tuple[Pie
 def run_micro_batch(
     module: Callable[..., Any],
     streams: Streams,
-    features: torch.Tensor | None,
+    features: Tensor | None,
     loss_of: PassLoss,
-    backward: Callable[[torch.Tensor], None],
+    backward: Callable[[Tensor], None],
     temperature: float = 1.0,
     *,
     loss_scale: float = 1.0,
@@ -193,8 +192,8 @@ def run_micro_batch(
 
 @torch.no_grad()
 def pass_logprobs(
-    module: Callable[..., Any], streams: Streams, features: torch.Tensor | None, temperature: float
-) -> list[torch.Tensor]:
+    module: Callable[..., Any], streams: Streams, features: Tensor | None, temperature: float
+) -> list[Tensor]:
     """Log-probabilities fp32 [R] of each pass, without gradient."""
     if streams.prefixes is None:
         return [module(Policy.stream_logprobs, batch, features, temperature)[0] for batch in streams.passes]
@@ -210,7 +209,7 @@ def backward_in_chunks(
     features: Sequence[VisualFeatures] | None = None,
     temperature: float = 1.0,
     sequence: SequenceGroup = SINGLE_SP_RANK,
-) -> torch.Tensor:
+) -> Tensor:
     """Accumulate the gradient of a loss that is a sum over responses, without holding all responses at once.
 
     The prefixes run once with gradient; then chunks of about ``chunk_tokens`` response tokens run forward and backward;
@@ -258,14 +257,14 @@ def backward_in_chunks(
         prompts = [group.prompt for group in groups]
         features = policy.vision.encode(prompts, with_graph=policy.vision.trains, sequence=sequence)
 
-    def of_pass(number: int, logprobs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    def of_pass(number: int, logprobs: Tensor, _: Tensor) -> Tensor:
         chosen = {piece.group: piece.responses for piece in chunks[number]}
         by_group = enumerate(streams.passes[number].split(logprobs))
         return loss_of([list(zip(chosen.get(group, ()), values, strict=True)) for group, values in by_group])
 
     total = torch.zeros((), device=policy.device)
 
-    def backward(loss: torch.Tensor) -> None:
+    def backward(loss: Tensor) -> None:
         nonlocal total
         loss.backward()
         total += loss.detach()

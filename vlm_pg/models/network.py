@@ -20,6 +20,7 @@ from vlm_pg.attention.registration import AttentionContext, check_grouped
 from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import max_over_ranks, min_over_ranks
+from vlm_pg.models.checks import PromptInterface
 from vlm_pg.models.contexts import StreamContext, TreeContext
 from vlm_pg.models.decoder import run_decoder
 from vlm_pg.models.family import Family
@@ -28,7 +29,7 @@ from vlm_pg.models.logits import chunk_bytes, logits_fault, plain_weight, rows_o
 from vlm_pg.models.memory_sizes import mlp_width
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
-from vlm_pg.models.tower_inputs import Grid, PixelGeometry, VisionPiece, pieces, run_pieces
+from vlm_pg.models.tower_inputs import Grid, VisionPiece, pieces, run_pieces
 from vlm_pg.models.weights import is_sharded
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class Lockstep:
         return int(min_over_ranks({"module": wanted}, self._device)["module"])
 
 
-class Network(torch.nn.Module):
+class Network(PromptInterface, torch.nn.Module):
     """``model`` is transformers' model itself; ``lockstep`` orders its modules while ranks run them together."""
 
     def __init__(self, model: Any, family: Family, settings: ModelSettings):
@@ -126,13 +127,8 @@ class Network(torch.nn.Module):
         return self.family.language_model(self.model)
 
     @property
-    def pixels(self) -> PixelGeometry:
-        """How the tower reads pixels."""
-        return self.family.pixels(self.model.config)
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.config.get_text_config().vocab_size
+    def config(self) -> Any:  # type: ignore[override]
+        return self.model.config
 
     @property
     def checkpointing(self) -> bool:

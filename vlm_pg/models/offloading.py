@@ -10,46 +10,17 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet, finalize
 
 import torch
+from torch import Tensor
 
 from vlm_pg.errors import ModelError
+from vlm_pg.memory import GIB
 
-GIB = 2**30
 PAGE_BYTES = 4096
 _LEAST_SHARE_BITS = 4  # the smallest piece: a sixteenth of the largest
-
-
-class Offloaded(Protocol):
-    """One offloaded tensor; its memory is freed when this object is collected."""
-
-    def fetch(self) -> None:
-        """Prefetch: begin to copy it back, where that overlaps other work."""
-        ...
-
-    def get(self) -> torch.Tensor:
-        """The tensor, on its device; every call returns a new one."""
-        ...
-
-
-class OffloadTarget(Protocol):
-    """Storage for offloaded tensors of one device."""
-
-    def put(self, tensor: torch.Tensor) -> Offloaded:
-        """Copy the values of ``tensor``, without its graph. The caller frees the tensor itself."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """For the user."""
-        ...
-
-
-def offload_target(device: torch.device, folder: str | Path | None = None) -> OffloadTarget:
-    """Host memory for a GPU; for the CPU a file in ``folder`` (None: the system's folder for temporary files)."""
-    return HostMemory(device) if device.type == "cuda" else FileOnDisk(folder)
 
 
 class HostMemory:
@@ -65,15 +36,16 @@ class HostMemory:
         self._device = device
         self.offload_stream = torch.cuda.Stream(device)
         self.prefetch_stream = torch.cuda.Stream(device)
-        self._free: dict[int, list[tuple[torch.Tensor, Sequence[torch.cuda.Event]]]] = {}
+        self._free: dict[int, list[tuple[Tensor, Sequence[torch.cuda.Event]]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HostMemory:
         return HostMemory(self._device)
 
-    def put(self, tensor: torch.Tensor) -> Offloaded:
-        return _InHostMemory(self, _dense(tensor))
+    def put(self, tensor: Tensor) -> HostTensor:
+        """Copy the values of ``tensor``, without its graph. The caller frees the tensor itself."""
+        return HostTensor(self, _dense(tensor))
 
-    def take(self, size: int) -> torch.Tensor:
+    def take(self, size: int) -> Tensor:
         """uint8 [size], to be written by ``offload_stream``, after pending reads of it."""
         free = self._free.get(size)
         if not free:
@@ -83,15 +55,17 @@ class HostMemory:
             self.offload_stream.wait_event(read)
         return piece
 
-    def release(self, pieces: Sequence[torch.Tensor], reads: Sequence[torch.cuda.Event]) -> None:
+    def release(self, pieces: Sequence[Tensor], reads: Sequence[torch.cuda.Event]) -> None:
         for piece in pieces:
             self._free.setdefault(len(piece), []).append((piece, reads))
 
 
-class _InHostMemory:
-    def __init__(self, target: HostMemory, tensor: torch.Tensor):
+class HostTensor:
+    """A tensor in pinned memory, which is freed when this object is collected."""
+
+    def __init__(self, target: HostMemory, tensor: Tensor):
         self._target, self._device = target, tensor.device
-        # Without values: dtype, shape and strides to come back with.
+        # dtype, shape and strides, without values.
         self._like = torch.empty_like(tensor, device="meta")
         values = _bytes_of(tensor)
         self._pieces = [target.take(size) for size in pinned_pieces(len(values))]
@@ -104,9 +78,10 @@ class _InHostMemory:
         # Its memory is not reused before the copy is done.
         tensor.record_stream(target.offload_stream)
         self._copied = target.offload_stream.record_event()
-        self._prefetched: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._prefetched: tuple[Tensor, torch.cuda.Event] | None = None
 
     def fetch(self) -> None:
+        """Begin to copy it back, beside other work."""
         if self._prefetched is not None:
             return
         stream = self._target.prefetch_stream
@@ -119,7 +94,8 @@ class _InHostMemory:
         self._reads[:] = [arrived]  # the stream's later event stands for earlier ones
         self._prefetched = (tensor, arrived)
 
-    def get(self) -> torch.Tensor:
+    def get(self) -> Tensor:
+        """The tensor, on its device; every call returns a new one."""
         self.fetch()
         assert self._prefetched is not None
         (tensor, arrived), self._prefetched = self._prefetched, None
@@ -128,7 +104,7 @@ class _InHostMemory:
         tensor.record_stream(here)
         return tensor
 
-    def _with(self, values: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _with(self, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each host buffer with its part of ``values``."""
         first = 0
         for piece in self._pieces:
@@ -148,7 +124,7 @@ def pinned_pieces(size: int) -> list[int]:
     return [least << bit for bit in reversed(range(units.bit_length())) if units >> bit & 1]
 
 
-def _pinned(size: int) -> torch.Tensor:
+def _pinned(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
@@ -179,17 +155,18 @@ class FileOnDisk:
     def name(self) -> str:
         return f"a file in {self._folder}"
 
-    def put(self, tensor: torch.Tensor) -> Offloaded:
+    def put(self, tensor: Tensor) -> FileTensor:
+        """As ``HostMemory.put``."""
         tensor = _dense(tensor)
         size = tensor.numel() * tensor.element_size()
         free = self._free.get(size)
         offset = free.pop() if free else self.size
         self.size = max(self.size, offset + size)
-        stored = _InFile(self, offset, tensor)
+        stored = FileTensor(self, offset, tensor)
         finalize(stored, self._free.setdefault(size, []).append, offset)
         return stored
 
-    def write(self, tensor: torch.Tensor, offset: int) -> None:
+    def write(self, tensor: Tensor, offset: int) -> None:
         values = _on_host(tensor)
         while len(values):
             try:
@@ -201,7 +178,7 @@ class FileOnDisk:
                 ) from error
             values, offset = values[written:], offset + written
 
-    def read(self, tensor: torch.Tensor, offset: int) -> None:
+    def read(self, tensor: Tensor, offset: int) -> None:
         values = _on_host(tensor)
         while len(values):
             count = os.preadv(self._file.fileno(), [values], offset)
@@ -210,34 +187,45 @@ class FileOnDisk:
             values, offset = values[count:], offset + count
 
 
-class _InFile:
-    def __init__(self, target: FileOnDisk, offset: int, tensor: torch.Tensor):
+class FileTensor:
+    """As ``HostTensor``, in a file."""
+
+    def __init__(self, target: FileOnDisk, offset: int, tensor: Tensor):
         self._target, self._offset = target, offset
-        # Without values: dtype, shape and strides to come back with.
+        # dtype, shape and strides, without values.
         self._like = torch.empty_like(tensor, device="meta")
         target.write(tensor, offset)
 
     def fetch(self) -> None:
         """Files are read synchronously in ``get``."""
 
-    def get(self) -> torch.Tensor:
+    def get(self) -> Tensor:
         tensor = torch.empty_like(self._like, device="cpu")
         self._target.read(tensor, self._offset)
         return tensor
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
+OffloadTarget = HostMemory | FileOnDisk
+Offloaded = HostTensor | FileTensor
+
+
+def offload_target(device: torch.device, folder: str | Path | None = None) -> OffloadTarget:
+    """Host memory for a GPU; for the CPU a file in ``folder`` (None: the system's folder for temporary files)."""
+    return HostMemory(device) if device.type == "cuda" else FileOnDisk(folder)
+
+
+def _dense(tensor: Tensor) -> Tensor:
     """Its values without gaps and overlaps, in the order of dimensions that it has already where that has none."""
     tensor = tensor.detach()
     return tensor if torch.empty_like(tensor, device="meta").stride() == tensor.stride() else tensor.contiguous()
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+def _bytes_of(tensor: Tensor) -> Tensor:
     """uint8, a view of a dense tensor's values in the order in which they lie."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def _on_host(tensor: torch.Tensor) -> memoryview:
+def _on_host(tensor: Tensor) -> memoryview:
     return memoryview(_bytes_of(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs forget that it is one
 
 
@@ -257,37 +245,31 @@ class OffloadLane:
         """Tensors put from now on belong to the layer that begins."""
         self._waiting.append(WeakSet())
 
-    def put(self, tensor: torch.Tensor) -> LaneTensor:
+    def put(self, tensor: Tensor) -> LaneTensor:
         """``tensor`` without its graph, offloaded if it is large enough."""
         if tensor.numel() * tensor.element_size() < self._least_bytes:
-            return LaneTensor(tensor.detach(), None)
-        offloaded = LaneTensor(None, self._target.put(tensor), self, len(self._waiting) - 1)
+            return LaneTensor(tensor.detach(), self, 0)
+        offloaded = LaneTensor(self._target.put(tensor), self, len(self._waiting) - 1)
         self._waiting[-1].add(offloaded)
         return offloaded
 
-    def take(self, tensor: LaneTensor, layer: int) -> None:
-        """``tensor`` of ``layer`` is read: prefetch its neighbours."""
+    def prefetch_neighbours(self, tensor: LaneTensor, layer: int) -> None:
+        """``tensor`` of ``layer`` is read: prefetch the others of its layer and of the one before."""
         self._waiting[layer].discard(tensor)
         for other in [other for near in self._waiting[max(0, layer - 1) : layer + 1] for other in near]:
-            other.fetch()
+            if not isinstance(other.stored, torch.Tensor):
+                other.stored.fetch()
 
 
 class LaneTensor:
-    """One tensor of a lane, offloaded or on the device."""
+    """One tensor of a lane: as it is, or offloaded."""
 
-    def __init__(
-        self, here: torch.Tensor | None, offloaded: Offloaded | None, lane: OffloadLane | None = None, layer: int = 0
-    ):
-        self._here, self._offloaded, self._lane, self._layer = here, offloaded, lane, layer
+    def __init__(self, stored: Tensor | Offloaded, lane: OffloadLane, layer: int):
+        self.stored, self._lane, self._layer = stored, lane, layer
 
-    def fetch(self) -> None:
-        if self._offloaded is not None:
-            self._offloaded.fetch()
-
-    def get(self) -> torch.Tensor:
+    def get(self) -> Tensor:
         """Its values, on their device."""
-        if self._offloaded is None or self._lane is None:
-            assert self._here is not None
-            return self._here
-        self._lane.take(self, self._layer)
-        return self._offloaded.get()
+        if isinstance(self.stored, Tensor):
+            return self.stored
+        self._lane.prefetch_neighbours(self, self._layer)
+        return self.stored.get()

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.plan import reading_plan
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
@@ -21,7 +22,7 @@ from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_o
 from vlm_pg.models.prefix_states import PrefixStates
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.vision import VisionEncoder
-from vlm_pg.types import Prompt, ResponseGroup, Sample, VisualFeatures
+from vlm_pg.types import Prompt, ResponseGroup, VisualFeatures
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,27 +44,13 @@ class Policy(Network):
             trains=settings.trains_vision,
             cache_bytes=settings.vision_cache_mb * 2**20,
             share=settings.share_prefix,
-            device=partial(getattr, self, "device"),  # asked again whenever pixels come
+            device=partial(getattr, self, "device"),
         )
-        self.media_token_ids = self._media_token_ids()
 
     @property
     def weights_version(self) -> int:
         """How many optimizer steps the weights have had."""
         return self._weights_version
-
-    @property
-    def tokenizer(self) -> Any:
-        return getattr(self.processor, "tokenizer", self.processor)
-
-    @property
-    def pixel_factor(self) -> int:
-        """Pixels per side of one visual token: patch size times merge size; 1 without a tower."""
-        return self.pixels.token_side
-
-    def _media_token_ids(self) -> tuple[int, ...]:
-        vocabulary = None if self.processor is None else self.tokenizer.get_vocab()
-        return self.family.media_token_ids(self.model.config, vocabulary)
 
     def weights_changed(self, vision_trains: bool | None = None) -> None:
         """Call after every optimizer step: whatever was computed from the old weights may no longer be used.
@@ -74,11 +61,12 @@ class Policy(Network):
         self.vision.weights_changed(vision_trains)
 
     def use_tower_of(self, other: Policy) -> None:
-        """Use the tower of ``other``, and what is kept of its outputs, in place of one's own."""
-        self.family.set_vision_tower(self.model, self.family.vision_tower(other.model))
+        """Use the tower of ``other`` and the cache of its outputs."""
+        assert self.family.tower is not None
+        self.model.set_submodule(self.family.tower, self.family.vision_tower(other.model))
         self.vision = other.vision
 
-    def positions(self, *args: Any, rule: PositionRule | None = None) -> torch.Tensor:
+    def positions(self, *args: Any, rule: PositionRule | None = None) -> Tensor:
         """Rotary positions int64 [3, P] of a prompt by ``settings.positions``, or by another rule.
 
         Positional arguments are those of ``Family.positions`` after the model.
@@ -91,7 +79,7 @@ class Policy(Network):
         features: Sequence[VisualFeatures] | None = None,
         temperature: float = 1.0,
         sequence: SequenceGroup = SINGLE_SP_RANK,
-    ) -> list[list[torch.Tensor]]:
+    ) -> list[list[Tensor]]:
         """Log-probability of every response token; differentiable.
 
         Args:
@@ -133,7 +121,7 @@ class Policy(Network):
 
     def join_features(
         self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures | None]
-    ) -> torch.Tensor | None:
+    ) -> Tensor | None:
         """Features of all groups in stream order, [M, D]; None without media. Refuses features of other weights.
 
         Where nothing is shared there is a copy for each response.
@@ -168,11 +156,11 @@ class Policy(Network):
     def stream_logprobs(
         self,
         batch: PackedBatch,
-        features: torch.Tensor | None,
+        features: Tensor | None,
         temperature: float = 1.0,
         entropy_graph: bool = False,
         whole_layers: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities fp32 [R] of all response tokens of a stream, and entropies fp32 [R] in nats.
 
         Args:
@@ -185,21 +173,21 @@ class Policy(Network):
         hidden = read_hidden(self, batch, context, features, whole_layers)
         return target_logprobs(self, batch, hidden, temperature, entropy_graph)
 
-    def prefix_states(self, batch: PrefixBatch, features: torch.Tensor | None) -> PrefixStates:
+    def prefix_states(self, batch: PrefixBatch, features: Tensor | None) -> PrefixStates:
         """Prompts alone, for groups beyond memory: what their responses need of them."""
         return run_prefixes(self, batch, features)
 
     def chunk_logprobs(
         self, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0, entropy_graph: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """As ``stream_logprobs``, of some responses behind prompts that have run."""
         return run_chunk(self, batch, states, temperature, entropy_graph)
 
-    def prefix_loss(self, states: PrefixStates, loss_scale: float, every_weight: bool) -> torch.Tensor:
+    def prefix_loss(self, states: PrefixStates, loss_scale: float, every_weight: bool) -> Tensor:
         """Zero, whose backward carries what the chunks' backward passes left in ``states`` through the prompts."""
         return run_back(self, states, loss_scale, every_weight)
 
-    def idle_vision_loss(self) -> torch.Tensor:
+    def idle_vision_loss(self) -> Tensor:
         """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.
 
         Ranks that reduce gradients together must all touch the same parameters.
@@ -226,16 +214,6 @@ class Policy(Network):
         finally:
             self.lockstep, self._independent, self._sharded = None, False, False
 
-    def check_samples(self, samples: Sequence[Sample], where: object) -> None:
-        """Raise ModelError if the model reads text alone and one of the samples, read from ``where``, has media."""
-        if not self.family.reads_media and (what := checks.media_among(samples, where)):
-            refuse_media(self.model, what)
-
-    @property
-    def max_positions(self) -> int | None:
-        """Positions that the model knows."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-
     def check_prompt(self, prompt: Prompt, response_tokens: int = 0) -> None:
         """
         Args:
@@ -248,13 +226,9 @@ class Policy(Network):
         """
         if not self.family.reads_media and (prompt.grid_thw is not None or prompt.num_visual_tokens):
             refuse_media(self.model, f"Prompt {prompt.sample_id!r} has images or videos")
-        checks.check_prompt(prompt, self.pixels.patches_per_token)
+        super().check_prompt(prompt)
         if response_tokens:
             self.check_length(prompt, response_tokens)
-
-    def check_length(self, prompt: Prompt, response_tokens: int) -> None:
-        """Raise SampleError ("too_long_for_model") if prompt and response exceed the positions the model knows."""
-        prompt.check_length(response_tokens, self.max_positions)
 
     def check_group(self, group: ResponseGroup) -> None:
         """Raise ValueError or SampleError for a group that cannot be scored exactly, and say why."""

@@ -21,6 +21,7 @@ from importlib.metadata import version
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from vlm_pg.errors import ModelError
 from vlm_pg.types import MediaKind
@@ -39,16 +40,14 @@ class PromptGrids(NamedTuple):
     ``second_per_grid_ts``: one entry per video, or none.
     """
 
-    input_ids: torch.Tensor
-    mm_token_type_ids: torch.Tensor
-    grid_thw: torch.Tensor | None
+    input_ids: Tensor
+    mm_token_type_ids: Tensor
+    grid_thw: Tensor | None
     media_kinds: tuple[MediaKind, ...]
     second_per_grid_ts: tuple[float, ...]
 
 
-def by_qwen(
-    video_time: VideoTime, merge_size: int, positions_per_second: float | None, prompt: PromptGrids
-) -> torch.Tensor:
+def by_qwen(video_time: VideoTime, merge_size: int, positions_per_second: float | None, prompt: PromptGrids) -> Tensor:
     """int64 [3, P] by Qwen's published rule."""
     _, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts = prompt
     videos = media_kinds.count("video")
@@ -67,13 +66,13 @@ def by_qwen(
     return qwen_positions(mm_token_type_ids, one_per_grid(media) if video_time == "text" else media)
 
 
-def by_transformers(model: Any, prompt: PromptGrids) -> torch.Tensor:
+def by_transformers(model: Any, prompt: PromptGrids) -> Tensor:
     """int64 [3, P] as the installed transformers counts."""
     input_ids, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts = prompt
     if grid_thw is None:
         return torch.arange(input_ids.shape[0]).expand(3, -1).clone()
     _check_seconds(second_per_grid_ts)
-    grids: dict[MediaKind, list[torch.Tensor]] = {"image": [], "video": []}
+    grids: dict[MediaKind, list[Tensor]] = {"image": [], "video": []}
     for kind, grid in zip(media_kinds, grid_thw, strict=True):
         grids[kind].append(grid)
     # Only Qwen2.5-VL reads seconds; the processors of the other families hand over none.
@@ -105,7 +104,7 @@ class MergedGrid:
     """A medium as the language model reads it: ``times`` int64 [T] from 0 on, ``rows`` x ``columns`` tokens at each."""
 
     kind: MediaKind
-    times: torch.Tensor
+    times: Tensor
     rows: int
     columns: int
 
@@ -114,13 +113,13 @@ class MergedGrid:
         return len(self.times) * self.rows * self.columns
 
     @property
-    def positions_3M(self) -> torch.Tensor:
+    def positions_3M(self) -> Tensor:
         """int64 [3, T * rows * columns], counted from the medium's start; time is the slowest axis."""
         axes = (self.times, torch.arange(self.rows), torch.arange(self.columns))
         return torch.stack(torch.meshgrid(*axes, indexing="ij")).flatten(1)
 
 
-def qwen_positions(mm_token_type_ids: torch.Tensor, media: Sequence[MergedGrid]) -> torch.Tensor:
+def qwen_positions(mm_token_type_ids: Tensor, media: Sequence[MergedGrid]) -> Tensor:
     """Positions int64 [3, P] of a prompt.
 
     Args:
@@ -132,25 +131,23 @@ def qwen_positions(mm_token_type_ids: torch.Tensor, media: Sequence[MergedGrid])
     """
     types = mm_token_type_ids.tolist()
     waiting = iter(media)
-    parts: list[torch.Tensor] = []
-    place = start = 0
-    while place < len(types):
-        if types[place] == 0:
-            end = place + 1
-            while end < len(types) and types[end] == 0:
-                end += 1
-            part = torch.arange(end - place).expand(3, -1)
+    parts: list[Tensor] = []
+    token = start = 0
+    while token < len(types):
+        if types[token] == 0:
+            end = next((end for end in range(token, len(types)) if types[end]), len(types))
+            part = torch.arange(end - token).expand(3, -1)
         else:
-            part = _medium(types, place, next(waiting, None)).positions_3M
+            part = _medium(types, token, next(waiting, None)).positions_3M
         parts.append(part + start)
-        place += part.shape[1]
+        token += part.shape[1]
         start = int(parts[-1].max()) + 1
     if (left := next(waiting, None)) is not None:
         raise _mismatch(f"one {left.kind} of {left.num_tokens} tokens is left over")
     return torch.cat(parts, dim=1) if parts else torch.empty(3, 0, dtype=torch.int64)
 
 
-def grid_times(grids: int, positions_per_second: float | None = None, seconds_per_grid: float = 1.0) -> torch.Tensor:
+def grid_times(grids: int, positions_per_second: float | None = None, seconds_per_grid: float = 1.0) -> Tensor:
     """int64 [T] time positions of ``grids`` temporal grids, from 0 on.
 
     ``positions_per_second`` (the config's ``tokens_per_second``) None: one position a grid, whatever its seconds. Else
@@ -168,13 +165,13 @@ def one_per_grid(media: Iterable[MergedGrid]) -> list[MergedGrid]:
     return [MergedGrid(medium.kind, zero, medium.rows, medium.columns) for medium in media for _ in medium.times]
 
 
-def _medium(types: Sequence[int], place: int, medium: MergedGrid | None) -> MergedGrid:
-    """The medium whose first token is at ``place``, after a check that all its tokens are there."""
+def _medium(types: Sequence[int], token: int, medium: MergedGrid | None) -> MergedGrid:
+    """The medium that starts at ``token``, after a check that all its tokens are there."""
     if medium is None:
-        raise _mismatch(f"token {place} is visual, and no medium is left for it")
+        raise _mismatch(f"token {token} is visual, and no medium is left for it")
     expected = [TOKEN_TYPES[medium.kind]] * medium.num_tokens
-    if list(types[place : place + medium.num_tokens]) != expected:
-        raise _mismatch(f"one {medium.kind} of {medium.num_tokens} tokens does not fit the token types from {place} on")
+    if list(types[token : token + medium.num_tokens]) != expected:
+        raise _mismatch(f"one {medium.kind} of {medium.num_tokens} tokens does not fit the token types from {token} on")
     return medium
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm_pg.models.offloading import Offloaded, OffloadTarget
 
-KeysValues = tuple[torch.Tensor, torch.Tensor]
+KeysValues = tuple[Tensor, Tensor]
 # Layer, and which of its two states; -1 for the prompts' last hidden states.
 Key = tuple[int, int]
 LAST_HIDDEN: Key = (-1, 0)
@@ -28,13 +29,13 @@ class GradientSums:
 
     def __init__(self, target: OffloadTarget | None = None):
         self._target = target
-        self._here: dict[Key, torch.Tensor] = {}
+        self._here: dict[Key, Tensor] = {}
         self._away: dict[Key, Offloaded] = {}
         self.offloaded: set[Key] = set()
         # A sum is multiplied by this when it is taken.
-        self.factor: torch.Tensor | float = 1.0
+        self.factor: Tensor | float = 1.0
 
-    def add(self, key: Key, gradient: torch.Tensor) -> None:
+    def add(self, key: Key, gradient: Tensor) -> None:
         before = self.pop(key)
         if before is None:
             before = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
@@ -45,7 +46,7 @@ class GradientSums:
         else:
             self._here[key] = before
 
-    def pop(self, key: Key) -> torch.Tensor | None:
+    def pop(self, key: Key) -> Tensor | None:
         """The sum, not yet multiplied by ``factor``; None if no chunk added to it."""
         if key in self._away:
             return self._away.pop(key).get()
@@ -66,25 +67,24 @@ class StateStore:
         self._target = target
         self.sums = GradientSums(target)
         # On the prefixes' graph.
-        self.held: dict[Key, torch.Tensor] = {}
+        self.held: dict[Key, Tensor] = {}
         self._away: dict[Key, tuple[Offloaded, bool]] = {}
         self._last_read = -1
 
-    def hold(self, layer: int, first: torch.Tensor, second: torch.Tensor) -> None:
+    def hold(self, layer: int, first: Tensor, second: Tensor) -> None:
         """Store states that are not offloaded."""
         self.held |= {(layer, 0): first, (layer, 1): second}
 
-    def keep(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
+    def put(self, layer: int, k: Tensor, v: Tensor) -> KeysValues:
         """Store keys and values [prefix rows, K, H]; returns those that the prefixes' own attention must use."""
         if self._target is None:
             self.hold(layer, k, v)
             return k, v
-        return self._offload((layer, 0), k), self._offload((layer, 1), v)
+        return self._offload(self._target, (layer, 0), k), self._offload(self._target, (layer, 1), v)
 
-    def _offload(self, key: Key, state: torch.Tensor) -> torch.Tensor:
-        assert self._target is not None
+    def _offload(self, target: OffloadTarget, key: Key, state: Tensor) -> Tensor:
         with_graph = state.requires_grad and torch.is_grad_enabled()
-        self._away[key] = (self._target.put(state), with_graph)
+        self._away[key] = (target.put(state), with_graph)
         if not with_graph:
             return state
         # Backward passes here anyway, one layer at a time; no tensor of the graph needs to be held until then.
@@ -100,7 +100,7 @@ class StateStore:
             stored.fetch()
         return pair
 
-    def _cut(self, key: Key) -> torch.Tensor:
+    def _cut(self, key: Key) -> Tensor:
         if key in self.held:
             state = self.held[key]
             return cut(state, state.requires_grad, self.sums, key)
@@ -118,14 +118,14 @@ class PrefixStates:
     A sequence rank has the hidden states of its own rows, and its own heads of all keys, values and states.
     """
 
-    last_hidden: torch.Tensor
+    last_hidden: Tensor
     layers: StateStore
 
-    def last_hidden_for_chunk(self) -> torch.Tensor:
+    def last_hidden_for_chunk(self) -> Tensor:
         """Same values, gradients summed up here in fp32."""
         return cut(self.last_hidden, self.last_hidden.requires_grad, self.layers.sums, LAST_HIDDEN)
 
-    def surrogate_loss(self, loss_scale: float = 1.0) -> torch.Tensor:
+    def surrogate_loss(self, loss_scale: float = 1.0) -> Tensor:
         """A scalar, zero in value, whose backward runs through the prefixes with the chunks' gradient sums.
 
         Args:
@@ -140,7 +140,7 @@ class PrefixStates:
         return _InjectGradient.apply(sums, tuple(states), loss_scale, *states.values())
 
 
-def cut(state: torch.Tensor, with_graph: bool, sums: GradientSums, key: Key) -> torch.Tensor:
+def cut(state: Tensor, with_graph: bool, sums: GradientSums, key: Key) -> Tensor:
     """The same values; their gradient is added to ``sums`` and goes no further."""
     if not with_graph or not torch.is_grad_enabled():
         return state.detach()
@@ -152,12 +152,12 @@ class _CollectGradient(torch.autograd.Function):
     """Identity whose backward adds to a sum and goes no further."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, state: torch.Tensor, sums: GradientSums, key: Key) -> torch.Tensor:
+    def forward(ctx: Any, anchor: Tensor, state: Tensor, sums: GradientSums, key: Key) -> Tensor:
         ctx.sums, ctx.key = sums, key
         return state.view_as(state)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
         ctx.sums.add(ctx.key, grad_outputs[0])
         return None, None, None, None
 
@@ -166,12 +166,12 @@ class _AddSum(torch.autograd.Function):
     """Identity whose backward adds the chunks' sum."""
 
     @staticmethod
-    def forward(ctx: Any, state: torch.Tensor, sums: GradientSums, key: Key) -> torch.Tensor:
+    def forward(ctx: Any, state: Tensor, sums: GradientSums, key: Key) -> Tensor:
         ctx.sums, ctx.key = sums, key
         return state.view_as(state)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         gradient = grad_outputs[0]
         left = ctx.sums.pop(ctx.key)
         if left is not None:
@@ -183,15 +183,13 @@ class _InjectGradient(torch.autograd.Function):
     """Zero with given gradients: sum(state * gradient) without its products."""
 
     @staticmethod
-    def forward(
-        ctx: Any, sums: GradientSums, keys: tuple[Key, ...], loss_scale: float, *states: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, sums: GradientSums, keys: tuple[Key, ...], loss_scale: float, *states: Tensor) -> Tensor:
         ctx.sums, ctx.keys, ctx.loss_scale = sums, keys, loss_scale
         ctx.shapes = [(state.shape, state.dtype) for state in states]
         return torch.zeros((), device=states[0].device)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:
         # A reference to the loss must not keep the sums alive: in fp32, as large as the prefixes' keys and values.
         sums, ctx.sums = ctx.sums, None
         if sums is None:

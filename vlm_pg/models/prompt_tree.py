@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from vlm_pg.types import Prompt
 
@@ -19,8 +21,7 @@ from vlm_pg.types import Prompt
 MIN_SHARED_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class PromptNode:
+class PromptNode(NamedTuple):
     """Tokens ``start`` to ``stop`` (exclusive) of prompt ``owner`` and, alike, of all prompts that pass through.
 
     ``parent``: index of the node that holds the tokens before ``start``, -1 for a root.
@@ -136,13 +137,14 @@ def common_tokens(prompts: Sequence[Prompt]) -> list[list[int]]:
     return common
 
 
-def _token_rows(prompt: Prompt, index: int, known: dict[tuple[str, ...], int]) -> torch.Tensor:
+def _token_rows(prompt: Prompt, index: int, known: dict[tuple[str, ...], int]) -> Tensor:
     """int64 [5, P]: token id, medium (0 for text, else a number per distinct medium) and the three positions."""
     visual = prompt.mm_token_type_ids != 0
     medium = torch.zeros_like(prompt.input_ids)
     if bool(visual.any()):
         numbers = [known.setdefault(key, len(known) + 1) for key in _media_identities(prompt, index)]
-        medium[visual] = torch.tensor(numbers).repeat_interleave(_tokens_per_medium(prompt, int(visual.sum())))
+        patches = torch.ones(1, dtype=torch.int64) if prompt.grid_thw is None else prompt.grid_thw.prod(-1)
+        medium[visual] = torch.tensor(numbers).repeat_interleave(patches * int(visual.sum()) // patches.sum())
     return torch.cat([prompt.input_ids[None], medium[None], prompt.positions_3P])
 
 
@@ -161,14 +163,7 @@ def _media_identities(prompt: Prompt, index: int) -> list[tuple[str, ...]]:
     return [(whole, str(item)) for item in range(count)]
 
 
-def _tokens_per_medium(prompt: Prompt, num_visual: int) -> torch.Tensor:
-    if prompt.grid_thw is None:
-        return torch.tensor([num_visual])
-    patches = prompt.grid_thw.prod(-1)
-    return patches * num_visual // patches.sum()
-
-
-def _common_length(a: torch.Tensor, b: torch.Tensor) -> int:
+def _common_length(a: Tensor, b: Tensor) -> int:
     shorter = min(a.shape[1], b.shape[1])
     # Prompts with different media differ early on: look there first.
     for stop in (min(MIN_SHARED_TOKENS, shorter), shorter):
@@ -180,14 +175,11 @@ def _common_length(a: torch.Tensor, b: torch.Tensor) -> int:
 
 def _alike(members: Sequence[int], branch: int, common: Sequence[Sequence[int]]) -> list[list[int]]:
     """Members that go on alike past ``branch``. An equivalence: being alike up to a token is transitive."""
-    parts: list[list[int]] = []
+    parts: dict[int, list[int]] = {}
     for member in members:
-        part = next((part for part in parts if common[part[0]][member] > branch), None)
-        if part is None:
-            parts.append([member])
-        else:
-            part.append(member)
-    return parts
+        first = next((first for first in parts if common[first][member] > branch), member)
+        parts.setdefault(first, []).append(member)
+    return list(parts.values())
 
 
 def _breadth_first(roots: list[_Draft], num_prompts: int) -> PromptTree:

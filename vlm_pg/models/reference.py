@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.errors import ModelError
@@ -14,30 +15,7 @@ from vlm_pg.models.loading import load_policy
 from vlm_pg.models.lora import adapter_disabled
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.vision import VisionEncoder
-from vlm_pg.types import ResponseGroup, VisualFeatures
-
-
-class ScoringPolicy(Protocol):
-    """The part of a policy that scoring uses."""
-
-    settings: ModelSettings
-    vision: VisionEncoder
-
-    def __call__(self, *args: Any) -> Any:
-        """As ``Policy.forward``."""
-
-    def logprobs(
-        self, groups: Sequence[ResponseGroup], *, temperature: float, sequence: SequenceGroup = SINGLE_SP_RANK
-    ) -> list[list[torch.Tensor]]:
-        """As ``Policy.logprobs``."""
-        ...
-
-    def join_features(
-        self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures | None]
-    ) -> torch.Tensor | None:
-        """As ``Policy.join_features``."""
-        ...
+from vlm_pg.types import ResponseGroup
 
 
 class AdapterFreeReference:
@@ -63,10 +41,13 @@ class AdapterFreeReference:
     @torch.no_grad()
     def logprobs(
         self, groups: Sequence[ResponseGroup], *, temperature: float = 1.0, sequence: SequenceGroup = SINGLE_SP_RANK
-    ) -> list[list[torch.Tensor]]:
+    ) -> list[list[Tensor]]:
         """As ``Policy.logprobs``."""
         with adapter_disabled(self.policy.model):
             return self.policy.logprobs(groups, temperature=temperature, sequence=sequence)
+
+
+ScoringPolicy = Policy | AdapterFreeReference
 
 
 def scoring_phase(reference: ScoringPolicy | None) -> AbstractContextManager[None]:
@@ -84,8 +65,8 @@ def load_reference(settings: ModelSettings, policy: Policy) -> ScoringPolicy:
     """The starting point of ``policy``: without its adapter, else a frozen copy (a frozen vision tower is shared)."""
     if settings.lora is not None:
         return AdapterFreeReference(policy)
-    nothing_kept = {"gradient_checkpointing": False, "offload_layer_inputs": False, "offload_prefix_states": False}
-    settings = settings.model_copy(update={"train": ("language",), **nothing_kept})
+    forward_only = {"gradient_checkpointing": False, "offload_layer_inputs": False, "offload_prefix_states": False}
+    settings = settings.model_copy(update={"train": ("language",), **forward_only})
     reference = load_policy(settings.path, device=policy.device, settings=settings)
     reference.requires_grad_(False)
     if policy.family.reads_media and not policy.vision.trains:

@@ -16,6 +16,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -137,7 +138,7 @@ class RowTiles:
         finally:
             self.agreed = before
 
-    def run(self, module: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+    def run(self, module: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         """``module(hidden)``, tile by tile; hidden [..., rows, D]."""
         count = self.needed(hidden.shape[-2]) if self.agreed is None else self.agreed
         if count == 1:
@@ -146,14 +147,14 @@ class RowTiles:
         return torch.cat(outputs, dim=-2)
 
 
-def _one_tile(module: Callable[[torch.Tensor], torch.Tensor], tile: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+def _one_tile(module: Callable[[Tensor], Tensor], tile: Tensor, hidden: Tensor) -> Tensor:
     """An empty tile runs on a dummy row with zero gradient, so that its collectives are made."""
     given = tile if tile.shape[-2] else hidden[..., :1, :]
     if torch.is_grad_enabled():
         out: Any = checkpoint(module, given, use_reentrant=False, preserve_rng_state=False)
     else:
         out = module(given)
-    if not isinstance(out, torch.Tensor):
+    if not isinstance(out, Tensor):
         raise ModelError(
             f"An MLP or norm of the model returned {type(out).__name__}; in tiles of rows it must be a tensor. Set "
             "model.mlp_tile_rows=0."
@@ -177,7 +178,7 @@ def route_row_wise(language_model: Any, tiles: RowTiles | None) -> None:
             module.vlm_pg_tiles = tiles
 
 
-def _forward(self: Any, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
     # Calls with further arguments are not tiled.
     if self.vlm_pg_tiles is None or args or kwargs:
         return self.vlm_pg_whole_forward(hidden_states, *args, **kwargs)

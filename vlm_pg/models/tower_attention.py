@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm_pg.attention.grouped import grouped_attention
 from vlm_pg.attention.kernels import Kernel, select_kernel
@@ -120,17 +121,17 @@ class _Functions:
 
 def frames_forward(
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     *,
-    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_q: Tensor,
     max_length_q: int | None = None,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """transformers' attention signature: q, k, v [1, N, T, H] of all frames -> ([1, T, N, H], no weights).
 
     Args:

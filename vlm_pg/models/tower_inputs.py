@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from vlm_pg.models.tower_attention import attends_to_all_frames
@@ -31,7 +32,7 @@ _KNOWN = frozenset(
 )
 
 
-def tower_inputs(tower: Any, grid_thw: torch.Tensor, device: torch.device) -> dict[str, Any]:
+def tower_inputs(tower: Any, grid_thw: Tensor, device: torch.device) -> dict[str, Any]:
     """Keyword arguments for ``tower``'s forward, beside its pixels.
 
     Args:
@@ -98,7 +99,7 @@ class PixelGeometry:
     def patches_per_token(self) -> int:
         return self.merge_size**2
 
-    def empty_token(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def empty_token(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """One visual token of zeros: pixel_values [patches, dim] on the device, and grid_thw [1, 3] on the host."""
         dim = self.channels * self.temporal_patch_size * self.patch_size**2
         grid = torch.tensor([[1, self.merge_size, self.merge_size]])
@@ -119,7 +120,7 @@ class VisionPiece(NamedTuple):
     def patches(self) -> int:
         return self.stop - self.start
 
-    def grid_thw(self) -> torch.Tensor:
+    def grid_thw(self) -> Tensor:
         """int64 [media, 3], on the host."""
         return torch.tensor(self.grids)
 
@@ -184,13 +185,13 @@ def shares(grid_thw: Iterable[Sequence[int]], parts: int) -> list[VisionPiece]:
 
 
 def run_pieces(
-    tower: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    tower: Callable[[Tensor, Tensor], Tensor],
     cut: Sequence[VisionPiece],
-    pixel_values: torch.Tensor,
-    nothing: tuple[torch.Tensor, torch.Tensor],
+    pixel_values: Tensor,
+    nothing: tuple[Tensor, Tensor],
     calls: int,
     recompute: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     """The tower on one piece after the other.
 
     With gradients and ``recompute`` each piece is a checkpoint of its own: what it computes on its way is thrown away

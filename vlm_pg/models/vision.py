@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.memory import tensor_bytes
@@ -26,46 +27,36 @@ _VERSIONS = count()
 class VisionEncoder:
     """Runs the tower and caches its outputs.
 
-    A frozen tower's outputs are kept in a least-recently-used cache of ``cache_bytes`` over the whole run; a trained
-    tower's outputs are kept, graph included, until its weights change. Equal media (by content key) share one output.
-    With ``kept`` (``feature_cache``) a frozen tower's outputs are on disk besides, and it runs on what is not there.
+    A frozen tower's outputs stay in a least-recently-used cache of ``cache_bytes`` over the whole run; a trained
+    tower's outputs stay, graph included, until its weights change. Equal media (by content key) share one output.
+    With a ``store`` (``feature_cache``) a frozen tower's outputs are on disk besides, and it runs on what is not there.
 
     Args:
         run_tower: (pixel_values [patches, dim], grid_thw [media, 3] on the host) -> [M, D], or [M, 1 + E, D] for a
-            family with DeepStack (``Family.encode_vision``). Where processes share media it is also given the parts of
-            all.
+            family with DeepStack (``Family.encode_vision``). Where processes share media it also gets the parts of all.
         pixels: how the tower reads them.
         device: where the tower is now.
-        share: False: nothing is kept and equal media are encoded as often as they are asked for.
+        share: False: nothing is cached, and equal media are encoded once for each prompt.
     """
 
     def __init__(
         self,
-        run_tower: Callable[..., torch.Tensor],
+        run_tower: Callable[..., Tensor],
         pixels: PixelGeometry,
         trains: bool,
         cache_bytes: int,
         device: Callable[[], torch.device],
         share: bool = True,
     ):
-        self._share = share
-        self._run_tower = run_tower
-        self._merged_patches = pixels.merge_size**2
-        self._pixels = pixels
-        self._cache_bytes = cache_bytes
-        self._device_now = device
-        self._kept: OrderedDict[str, VisualFeatures] = OrderedDict()
-        self._kept_bytes = 0
+        self._run_tower, self._pixels, self._share = run_tower, pixels, share
+        self._device, self._trains = device, trains
+        self._cache: OrderedDict[str, VisualFeatures] = OrderedDict()
+        self._cache_bytes, self._used_bytes = cache_bytes, 0
         # Outputs that are still referenced, also beyond the cache: a step's own videos are never encoded twice.
         self._in_use: WeakValueDictionary[str, VisualFeatures] = WeakValueDictionary()
-        self._trains = trains
-        self.kept: FeatureStore | None = None
+        self.store: FeatureStore | None = None
         self.version = next(_VERSIONS)
         self.patches_run = 0
-
-    @property
-    def _device(self) -> torch.device:
-        return self._device_now()
 
     @property
     def trains(self) -> bool:
@@ -80,7 +71,7 @@ class VisionEncoder:
         if self._trains or trains:
             self.version = next(_VERSIONS)
             self.forget()
-            self.kept = None  # what is on disk is the output of other weights
+            self.store = None  # it has the output of other weights
         self._trains = self._trains if trains is None else trains
 
     def is_current(self, features: VisualFeatures | None) -> bool:
@@ -89,9 +80,9 @@ class VisionEncoder:
 
     def forget(self) -> None:
         """Drop all cached features."""
-        self._kept.clear()
+        self._cache.clear()
         self._in_use.clear()
-        self._kept_bytes = 0
+        self._used_bytes = 0
 
     def encode(
         self,
@@ -100,7 +91,7 @@ class VisionEncoder:
         keep_graph: bool = False,
         sequence: SequenceGroup = SINGLE_SP_RANK,
     ) -> list[VisualFeatures]:
-        """Features of each prompt; only what is not kept already goes through the tower.
+        """Features of each prompt; only what is not cached goes through the tower.
 
         Where all processes enter a trained tower together, ``encode_together`` gives each of them as much to do.
 
@@ -109,48 +100,46 @@ class VisionEncoder:
         graph belongs to one caller and one backward. Without ``with_graph`` each prompt goes through alone, so that its
         features do not depend on what else is in the batch.
 
-        ``sequence``: processes that ask for the same prompts at the same time. They divide the frames among themselves,
-        and all get all features; what one of them has not kept is encoded by all.
+        ``sequence``: processes that need the same prompts at the same time. They divide the frames among themselves,
+        and all get all features; what one of them has not cached is encoded by all.
         """
         if with_graph and not self.trains:
             raise ValueError(
-                "Features with a graph were asked of a frozen vision tower; name tower or merger in model.train."
+                "Features with a graph were requested of a frozen vision tower; name tower or merger in model.train."
             )
-        results: dict[str, VisualFeatures] = {}
-        missing: dict[str, Prompt] = {}
         keys = self._keys(prompts)
         # References until the end: an output that is freed meanwhile would be missing on this process alone.
-        found = {key: self._kept.get(key) or self._in_use.get(key) for key in keys}
-        missing_here = {key for key, kept in found.items() if kept is None or (with_graph and not kept.carries_graph)}
-        missing_somewhere: set[str] = set().union(*sequence.gather(missing_here))
+        cached = {key: self._cache.get(key) or self._in_use.get(key) for key in keys}
+        missing_here = {key for key, item in cached.items() if item is None or (with_graph and not item.carries_graph)}
+        missing: set[str] = set().union(*sequence.gather(missing_here))
+        results: dict[str, VisualFeatures] = {}
+        new: dict[str, Prompt] = {}
         for key, prompt in zip(keys, prompts, strict=True):
+            item = cached[key]
             if prompt.pixel_values is None:
                 continue
-            kept = found[key]
-            if kept is not None and key not in missing_somewhere:
-                if key in self._kept:
-                    self._kept.move_to_end(key)
-                results[key] = kept
-            else:
-                missing[key] = prompt
-        names, new = list(missing), list(missing.values())
-        for of_batch, batch in [(names, new)] if with_graph else [([k], [p]) for k, p in missing.items()]:
-            if batch:
-                with torch.set_grad_enabled(with_graph):
-                    outputs = (
-                        self._encoded(*_media(batch), sequence) if with_graph else self._of_one(batch[0], sequence)
-                    )
-                    results |= self._split(outputs, of_batch, batch, with_graph, keep_graph)
+            if item is None or key in missing:
+                new[key] = prompt
+                continue
+            results[key] = item
+            if key in self._cache:
+                self._cache.move_to_end(key)
+        with torch.set_grad_enabled(with_graph):
+            if with_graph and new:
+                outputs = self._encoded(*_media(list(new.values())), sequence)
+                results |= self._split(outputs, new, with_graph, keep_graph)
+            for key, prompt in () if with_graph else new.items():
+                results |= self._split(self._encoded_alone(prompt, sequence), {key: prompt}, with_graph, keep_graph)
         return self._in_order(prompts, keys, results)
 
     def encode_together(
         self, prompts: Sequence[Prompt], sequence: SequenceGroup, everyone: SequenceGroup
-    ) -> tuple[list[VisualFeatures], torch.Tensor]:
-        """As ``encode`` with a graph that is kept, called by all of ``everyone`` at the same time. A collective.
+    ) -> tuple[list[VisualFeatures], Tensor]:
+        """As ``encode`` with ``keep_graph``, called by all of ``everyone`` at the same time. A collective.
 
-        Each process runs the tower on an equal part of all frames, of any process: pixels go there, features
-        come back, and their gradients take the same way. What was kept before is made anew, so that all processes are
-        in this one graph.
+        Each process runs the tower on an equal part of all frames, of any process: pixels go there, features come back,
+        and their gradients take the same way. Nothing is taken from the cache, so that all processes are in this one
+        graph.
 
         Returns:
             The features, and a zero whose backward enters the tower with no gradient of its own. All processes must
@@ -158,11 +147,11 @@ class VisionEncoder:
         """
         keys = self._keys(prompts)
         new = {key: prompt for key, prompt in zip(keys, prompts, strict=True) if prompt.pixel_values is not None}
-        batch = list(new.values())
-        pixels, grids = _media(batch) if batch else self._no_media()
+        no_media = (part[:0] for part in self._pixels.empty_token(torch.device("cpu")))
+        pixels, grids = _media(list(new.values())) if new else no_media
         with torch.enable_grad():
             outputs = self._encoded(pixels, grids, sequence, everyone)
-            results = self._split(outputs, list(new), batch, with_graph=True, keep_graph=True)
+            results = self._split(outputs, new, with_graph=True, keep_graph=True)
             return self._in_order(prompts, keys, results), outputs.sum() * 0.0
 
     def _in_order(
@@ -174,53 +163,61 @@ class VisionEncoder:
         ]
 
     def _keys(self, prompts: Sequence[Prompt]) -> list[str]:
-        """By which features are kept and shared."""
+        """By which features are cached and shared."""
         for prompt in prompts:
             if prompt.pixel_values is not None and not prompt.content_key:
                 raise ValueError(
-                    f"Prompt {prompt.sample_id!r} has pixels but no content_key, by which features are kept. Build it "
-                    "with prompt_from_processor, or set content_key(pixel_values, grid_thw)."
+                    f"Prompt {prompt.sample_id!r} has pixels but no content_key, by which features are cached. Build "
+                    "it with prompt_from_processor, or set content_key(pixel_values, grid_thw)."
                 )
         if self._share:
             return [prompt.content_key for prompt in prompts]
-        return [f"{place}:{prompt.content_key}" for place, prompt in enumerate(prompts)]
+        return [f"{index}:{prompt.content_key}" for index, prompt in enumerate(prompts)]
 
     def _split(
-        self, outputs: torch.Tensor, keys: Sequence[str], batch: Sequence[Prompt], with_graph: bool, keep_graph: bool
+        self, outputs: Tensor, batch: Mapping[str, Prompt], with_graph: bool, keep_graph: bool
     ) -> dict[str, VisualFeatures]:
-        """``outputs`` [M, ...] of a batch by the keys of its prompts."""
+        """``outputs`` [M, ...] of a batch by the keys of its prompts, cached."""
         results = {}
-        sizes = [int(_grids(prompt).prod(-1).sum()) // self._merged_patches for prompt in batch]
-        for key, features in zip(keys, outputs.split(sizes) if sizes else (), strict=True):
+        sizes = [int(_grids(prompt).prod(-1).sum()) // self._pixels.patches_per_token for prompt in batch.values()]
+        for key, features in zip(batch, outputs.split(sizes) if sizes else (), strict=True):
             results[key] = VisualFeatures(features, self.version, carries_graph=with_graph)
             if self._share and (keep_graph or not with_graph):
                 self._in_use[key] = results[key]
-                self._keep(key, results[key])
+                self._add(key, results[key])
         return results
 
-    def _of_one(self, prompt: Prompt, sequence: SequenceGroup) -> torch.Tensor:
+    def _add(self, key: str, features: VisualFeatures) -> None:
+        size = tensor_bytes(features.features)
+        if features.carries_graph:
+            # Needed again by this step's backward; the next weights_changed() drops it.
+            self._cache[key] = features
+        elif not self.trains and size <= self._cache_bytes:
+            self._cache[key] = features
+            self._used_bytes += size
+            while self._used_bytes > self._cache_bytes:
+                _, oldest = self._cache.popitem(last=False)
+                self._used_bytes -= tensor_bytes(oldest.features)
+
+    def _encoded_alone(self, prompt: Prompt, sequence: SequenceGroup) -> Tensor:
         """[M, ...] of one prompt without a graph: from disk if all of ``sequence`` find it there, else by the tower.
 
         The bits are the same. All of ``sequence`` run the tower or none of them, and one of them writes.
         """
-        if self.kept is None:
+        if self.store is None:
             return self._encoded(*_media([prompt]), sequence)
-        hosts = sequence.gather(self.kept.host)
-        found = self.kept.read(prompt, hosts)
-        if all(sequence.gather(found is not None)) and found is not None:
-            return found.to(self._device, non_blocking=True)
+        hosts = sequence.gather(self.store.host)
+        stored = self.store.read(prompt, hosts)
+        if all(sequence.gather(stored is not None)) and stored is not None:
+            return stored.to(self._device(), non_blocking=True)
         features = self._encoded(*_media([prompt]), sequence)
         if sequence.rank == 0:
-            self.kept.write(prompt, features, hosts)
+            self.store.write(prompt, features, hosts)
         return features
 
     def _encoded(
-        self,
-        pixels: torch.Tensor,
-        grids: torch.Tensor,
-        sequence: SequenceGroup,
-        everyone: SequenceGroup = SINGLE_SP_RANK,
-    ) -> torch.Tensor:
+        self, pixels: Tensor, grids: Tensor, sequence: SequenceGroup, everyone: SequenceGroup = SINGLE_SP_RANK
+    ) -> Tensor:
         """[M, ...] of all media; each process of ``sequence``, or of ``everyone``, runs the tower on some frames."""
         if sequence.size == everyone.size == 1:
             return self._run(pixels, grids)
@@ -233,10 +230,12 @@ class VisionEncoder:
             features = self._run_part(own, mine, parts)
         if sequence.size == 1:
             return features
-        return sequence.gather_rows(features, [part.patches // self._merged_patches for part in parts], reduce=True)
+        return sequence.gather_rows(
+            features, [part.patches // self._pixels.patches_per_token for part in parts], reduce=True
+        )
 
-    def _run_evenly(self, pixels: torch.Tensor, grids: Sequence[Grid], everyone: SequenceGroup) -> torch.Tensor:
-        """[M, ...] of this process's media, after all have run the tower on equal parts of everybody's frames."""
+    def _run_evenly(self, pixels: Tensor, grids: Sequence[Grid], everyone: SequenceGroup) -> Tensor:
+        """[M, ...] of this process's media, after all have run the tower on equal parts of all frames."""
         of_ranks = everyone.gather(tuple(grids))
         parts = shares([grid for of_rank in of_ranks for grid in of_rank], everyone.size)
         ends = list(accumulate(sum(t * h * w for t, h, w in of_rank) for of_rank in of_ranks))
@@ -245,51 +244,32 @@ class VisionEncoder:
         there = [_overlap(here, (part.start, part.stop)) for part in parts]
         theirs = [_overlap(of_rank, (mine.start, mine.stop)) for of_rank in owned]
         # Of one dtype on all processes, as prompts have them.
-        arrived = everyone.send(pixels.to(self._device, torch.float32, non_blocking=True), there, theirs)
+        arrived = everyone.send(pixels.to(self._device(), torch.float32, non_blocking=True), there, theirs)
         features = self._run_part(arrived, mine, parts)
-        back, wanted = ([rows // self._merged_patches for rows in counts] for counts in (theirs, there))
+        back, wanted = ([rows // self._pixels.patches_per_token for rows in counts] for counts in (theirs, there))
         return everyone.exchange(features, back, wanted)
 
-    def _run_part(self, pixels: torch.Tensor, part: VisionPiece, parts: Sequence[VisionPiece]) -> torch.Tensor:
+    def _run_part(self, pixels: Tensor, part: VisionPiece, parts: Sequence[VisionPiece]) -> Tensor:
         """[M, ...] of one of several parts that processes run at the same time."""
         if part.patches:
             return self._run(pixels, part.grid_thw(), parts)
         # The tower's weights may be gathered, and its gradients reduced, by all ranks together.
-        return self._run(*self._pixels.empty_token(self._device), parts)[:0]
+        return self._run(*self._pixels.empty_token(self._device()), parts)[:0]
 
-    def _no_media(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pixels and grids of no media."""
-        pixels, grids = self._pixels.empty_token(torch.device("cpu"))
-        return pixels[:0], grids[:0]
-
-    def _run(self, pixels: torch.Tensor, grids: torch.Tensor, parts: Sequence[VisionPiece] = ()) -> torch.Tensor:
+    def _run(self, pixels: Tensor, grids: Tensor, parts: Sequence[VisionPiece] = ()) -> Tensor:
         self.patches_run += len(pixels)
         # Grids stay on the host, which makes of them what the tower needs (``tower_inputs``).
-        moved = pixels.to(self._device, non_blocking=True)
+        moved = pixels.to(self._device(), non_blocking=True)
         return self._run_tower(moved, grids, *([parts] if parts else []))
 
-    def _keep(self, key: str, features: VisualFeatures) -> None:
-        size = tensor_bytes(features.features)
-        if features.carries_graph:
-            # Needed again by this step's backward; the next weights_changed() lets it go.
-            self._kept[key] = features
-            return
-        if self.trains or size > self._cache_bytes:
-            return
-        self._kept[key] = features
-        self._kept_bytes += size
-        while self._kept_bytes > self._cache_bytes:
-            _, oldest = self._kept.popitem(last=False)
-            self._kept_bytes -= tensor_bytes(oldest.features)
 
-
-def _media(batch: Sequence[Prompt]) -> tuple[torch.Tensor, torch.Tensor]:
+def _media(batch: Sequence[Prompt]) -> tuple[Tensor, Tensor]:
     """Pixels [patches, dim] and grids [media, 3] of all prompts."""
     pixels = [prompt.pixel_values for prompt in batch if prompt.pixel_values is not None]
     return torch.cat(pixels), torch.cat([_grids(prompt) for prompt in batch])
 
 
-def _grids(prompt: Prompt) -> torch.Tensor:
+def _grids(prompt: Prompt) -> Tensor:
     assert prompt.grid_thw is not None
     return prompt.grid_thw
 
@@ -325,7 +305,7 @@ def without_report() -> Iterator[None]:
 
 
 def lacking_in_tower(family: Family, found: Mapping[str, Any]) -> list[str]:
-    """Weights of the tower that a checkpoint has not, or of another shape; what it has beyond is not asked for."""
+    """Weights of the tower that a checkpoint has not, or of another shape; what it has beyond is ignored."""
     mismatched = (name for name, *_ in found.get("mismatched_keys") or ())
     names = [*(found.get("missing_keys") or ()), *mismatched]
     return sorted(name for name in names if family.part_of(name) != "language")

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vlm_pg.distributed import RankLayout
 from vlm_pg.errors import ModelError
@@ -25,12 +26,12 @@ def is_sharded(module: torch.nn.Module) -> bool:
     return any(is_shard(parameter) for parameter in module.parameters())
 
 
-def is_shard(weight: torch.Tensor) -> bool:
+def is_shard(weight: Tensor) -> bool:
     """Whether this rank holds only its shard of the weight, until the ranks gather it."""
     return hasattr(weight, "ds_id")
 
 
-def is_on_nvme(weight: torch.Tensor) -> bool:
+def is_on_nvme(weight: Tensor) -> bool:
     """Whether this rank's shard has to be read from a disk first (ZeRO-Infinity)."""
     return is_shard(weight) and weight.ds_tensor.status.name == "NOT_AVAILABLE"  # type: ignore[attr-defined]
 
@@ -42,18 +43,18 @@ def num_elements(parameter: torch.nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+def whole_shape(parameter: Tensor) -> tuple[int, ...]:
     """Shape of the whole weight, sharded or not."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+def not_finite(weights: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Names of the weights with NaN or infinities among the elements that this rank holds.
 
     A single reduction and synchronization for all in memory, unless there are some. Shards on NVMe are read one by one.
     """
     found: list[str] = []
-    held: dict[str, torch.Tensor] = {}
+    held: dict[str, Tensor] = {}
     for name, weight in weights:
         if not is_on_nvme(weight):
             held[name] = _held_here(weight)
@@ -65,14 +66,14 @@ def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
     return found + _not_finite(held)
 
 
-def _not_finite(held: dict[str, torch.Tensor]) -> list[str]:
+def _not_finite(held: dict[str, Tensor]) -> list[str]:
     held = {name: values for name, values in held.items() if values.is_floating_point() and values.numel()}
     if not held or math.isfinite(float(torch.nn.utils.get_total_norm(held.values(), math.inf))):
         return []
     return [name for name, values in held.items() if not torch.isfinite(values).all()]
 
 
-def _held_here(weight: torch.Tensor) -> torch.Tensor:
+def _held_here(weight: Tensor) -> Tensor:
     """Without the padding at the end of the last ranks' shards, which may be anything."""
     if not is_shard(weight):
         return weight
@@ -106,7 +107,7 @@ def quantize_linears(model: Any, names: Iterable[str], device: torch.device) -> 
     model.is_loaded_in_4bit = True
 
 
-def is_quantized(parameter: torch.Tensor) -> bool:
+def is_quantized(parameter: Tensor) -> bool:
     """Whether a weight is kept in 4 bits: two of its numbers are one byte."""
     return getattr(parameter, "quant_state", None) is not None
 

@@ -22,7 +22,7 @@ from vlm_pg.eval.eval_set import EvalSet
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.memory import tensor_bytes
-from vlm_pg.models.feature_cache import keep_features, why_not_kept
+from vlm_pg.models.feature_cache import keep_features, why_not_cached
 from vlm_pg.models.loading import load_config, load_policy
 from vlm_pg.models.lora import adapter_base
 from vlm_pg.models.policy import Policy
@@ -57,7 +57,7 @@ def fill(config: RunConfig) -> int:
     base = adapter_base(config.model.path) or config.model.path
     model = load_config(str(base), config.model)
     family = family_of(model)
-    why = why_not_kept(config.model, family, cache)
+    why = why_not_cached(config.model, family, cache)
     if why is not None and not cache.frames:
         raise ConfigError(
             f"cache.frames is false, and visual features are not kept ({why}). Something to fill the cache with is "
@@ -217,7 +217,7 @@ class FeatureFill:
             print(f"{faults[0].sample_id}: {faults[0].reason}: {faults[0].message}")
 
     def _keep(self, prompt: Prompt, processes: int, count: _Count) -> None:
-        kept = self._policy.vision.kept
+        kept = self._policy.vision.store
         assert kept is not None
         hosts = [kept.host] * processes
         features = kept.read(prompt, hosts)

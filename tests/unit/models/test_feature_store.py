@@ -219,7 +219,7 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path, prompt: Prompt) -> None:
         place.path.write_bytes(damage)
         assert torch.equal(encode(policy, [prompt])[0], expected)
         assert calls.count == number + 2 and place.path.read_bytes() == content, "the same bytes as before"
-    assert policy.vision.kept is not None and policy.vision.kept.store.uses.damaged == len(damages)
+    assert policy.vision.store is not None and policy.vision.store.store.uses.damaged == len(damages)
 
 
 def test_a_full_disk_costs_no_features(tmp_path: Path, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_a_cache_in_which_others_make_room_is_not_called_full(
 def test_an_entry_beyond_memory_goes_to_disk_and_one_beyond_the_limit_nowhere(tmp_path: Path, prompt: Prompt) -> None:
     policy, calls, _ = keeping(tmp_path / "cache")
     encode(policy, [prompt])
-    assert len(list(places(tmp_path / "cache"))) == 1 and not policy.vision._kept
+    assert len(list(places(tmp_path / "cache"))) == 1 and not policy.vision._cache
     small = tiny_policy(**SETTINGS)
     keep_features(small, CacheSettings(folder=tmp_path / "small", max_gb=1e-9))
     with pytest.warns(UserWarning, match="has no room for more visual features within cache.max_gb"):
@@ -273,7 +273,7 @@ def test_where_nothing_is_kept_a_line_says_why(
     policy = tiny_policy(**of_policy)
     line = keep_features(policy, CacheSettings(folder=tmp_path / "cache", **settings))
     assert line == f"visual features: not kept in cache.folder ({why})"
-    assert policy.vision.kept is None and not (tmp_path / "cache").exists()
+    assert policy.vision.store is None and not (tmp_path / "cache").exists()
     assert keep_features(policy, CacheSettings(**settings)) is None, "nobody asked for a cache"
 
 
@@ -318,8 +318,8 @@ def test_two_processes_run_the_tower_together_or_not_at_all(
     monkeypatch.setattr(policy.vision, "_encoded", together)
     [expected] = encode(policy, [prompt], sequence=Two(rank, found_there=False))
     assert len(ran) == 1 and len(list(places(tmp_path / "cache"))) == (1 if rank == 0 else 0)
-    assert policy.vision.kept is not None
-    policy.vision.kept.write(prompt, expected.view(torch.float32), [policy.vision.kept.host] * 2)
+    assert policy.vision.store is not None
+    policy.vision.store.write(prompt, expected.view(torch.float32), [policy.vision.store.host] * 2)
     for found_there, runs in ((True, 1), (False, 2)):
         assert torch.equal(encode(policy, [prompt], sequence=Two(rank, found_there))[0], expected)
         assert len(ran) == runs

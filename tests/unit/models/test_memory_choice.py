@@ -84,7 +84,7 @@ def test_the_smallest_choice_is_all_that_settings_allow() -> None:
 def test_what_does_not_fit_says_what_to_change() -> None:
     assert decide(settings(), need(5)).line.endswith("That may not fit: lower training.micro_batch_tokens")
     plain = decide(settings(gradient_checkpointing=False), need(62))
-    assert not plain.fits and not plain.choice.offloads
+    assert not plain.fits and plain.choice == replace(MemoryChoice(), mlp_tile_rows=plain.choice.mlp_tile_rows)
     assert "That may not fit: set model.gradient_checkpointing=true, or lower training.mic" in plain.line
 
 

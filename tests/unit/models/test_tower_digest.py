@@ -163,7 +163,7 @@ def test_no_module_of_ours_on_the_way_is_forgotten(case: str) -> None:
     assert {"vision", "network", "family"} <= names <= {*module.OWN_CODE, *OF_NO_NUMBERS}
 
 
-OF_NO_NUMBERS = ("vlm_pg.memory", "vlm_pg.types")
+OF_NO_NUMBERS = ("vlm_pg.memory", "vlm_pg.types", "checks")
 
 
 def test_the_same_tower_on_the_same_host_has_the_same_digests_in_another_process(tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_an_adapter_in_the_tower_is_part_of_it(run: Path, tmp_path: Path, capsys
     of_adapter = {place.key for place in places(folder)}
     policy = load_policy(tmp_path / "adapter")
     keep_features(policy, CacheSettings(folder=folder))
-    assert policy.vision.kept is not None
-    assert policy.vision.kept.read(_first_prompt(policy, run)) is not None
+    assert policy.vision.store is not None
+    assert policy.vision.store.read(_first_prompt(policy, run)) is not None
     filled(run, folder)
     assert len(of_adapter) == 4 and len(features(folder)) == 8
     assert "so the whole model is loaded" not in capsys.readouterr().out
