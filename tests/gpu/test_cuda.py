@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tests.numerics.test_attention import random_inputs
-from tests.numerics.test_grouped_equals_repeated import weighted_sum
-from tests.support.groups import KINDS, make_case, random_group, repeated_logprobs, tiny_policy
+from tests.support.groups import KINDS, make_case, random_group, repeated_logprobs, tiny_policy, weighted_sum
 from tests.support.tiny import VL_FAMILY_NAMES, tiny_model, tiny_processor
 from tests.unit.models.test_tower_attention import outcome
 from vlm_pg.attention import PrefixTree, grouped_attention

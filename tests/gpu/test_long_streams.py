@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.numerics.test_long_streams import ALL, INPUTS, STATES, check_equal, groups_of, outcome, use
+from tests.numerics.test_long_streams import ALL, INPUTS, STATES, groups_of, use
+from tests.support.groups import check_equal, outcome
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.offloading import HostMemory
@@ -31,8 +32,8 @@ def test_on_a_gpu(choice: MemoryChoice, chunk_tokens: int | None) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (16, 70_001)])
 def test_host_memory_behind_a_busy_gpu(shape: tuple[int, int]) -> None:
-    """The copy waits for the values; the memory they lay in and the host's go to others, as soon as they may."""
-    place = HostMemory(CUDA)
+    """The copy waits for the values; their memory and the host's are reused as soon as allowed."""
+    target = HostMemory(CUDA)
     work = torch.randn(4096, 4096, device=CUDA)
     expected, stored = [], []
     for number in range(8):
@@ -41,8 +42,8 @@ def test_host_memory_behind_a_busy_gpu(shape: tuple[int, int]) -> None:
         # Each of the next ones is made in memory that the one before has left.
         tensor = work[0, 0] * 0 + torch.full(shape, float(number), device=CUDA).t()
         expected.append(torch.full(shape, float(number)).t())
-        stored.append(place.put(tensor))
+        stored.append(target.put(tensor))
         del tensor
-    for want, kept in zip(expected, stored, strict=True):
+    for wanted, offloaded in zip(expected, stored, strict=True):
         for _ in range(2):
-            assert torch.equal(kept.get().cpu(), want)
+            assert torch.equal(offloaded.get().cpu(), wanted)

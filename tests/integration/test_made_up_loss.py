@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.numerics.test_step import RecordingEngine
 from tests.support.groups import make_case, plain_model, repeated_logprobs, tiny_policy
 from tests.support.processes import launch_ranks
 from tests.support.runs import read_lines
 from tests.support.short_run import short_run, train_here
-from tests.support.training import make_groups
+from tests.support.training import RecordingEngine, make_groups
 from vlm_pg.algorithms.advantages import GroupRewards
 from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings

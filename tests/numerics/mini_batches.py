@@ -1,4 +1,4 @@
-"""Steps of several updates on this process or several: python -m ... OUT SEQUENCE CASES, on as many ranks as one likes.
+"""Steps of several updates on this process or several: python -m ... OUT SEQUENCE CASES, on any number of ranks.
 
 A step's questions are drawn, sampled, rewarded and trained on as in a run. Rank 0 writes OUT/<name>.safetensors: the
 weights before and after.
@@ -39,7 +39,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "unbalanced": {"preset": "gspo"},
     "unbalanced resampling": {"preset": "gspo", "resample_rounds": 3},
     "unshared": {"preset": "gspo"},
-    "estimator": GSPO | {"advantages": "tests.numerics.mini_batches:by_place", "resample_rounds": 3},
+    "estimator": GSPO | {"advantages": "tests.numerics.mini_batches:by_index", "resample_rounds": 3},
     "iterations": {"preset": "gspo", "num_iterations": 2, "resample_rounds": 3},
 }
 
@@ -71,10 +71,10 @@ def reward(response: Response, index: int) -> float:
     return 1.0 if number % 3 == 1 else float((5 * index + number) % 4)
 
 
-def by_place(groups: list[GroupRewards], settings: AlgorithmSettings) -> list[list[float]]:
+def by_index(groups: list[GroupRewards], settings: AlgorithmSettings) -> list[list[float]]:
     """An estimator that depends on the order of the groups."""
     del settings
-    return [[(1 + place) * (total or 0.0) - 1.0 for total in group.totals] for place, group in enumerate(groups)]
+    return [[(1 + index) * (total or 0.0) - 1.0 for total in group.totals] for index, group in enumerate(groups)]
 
 
 def trained(case: Case, ranks: RankLayout = SINGLE_RANK) -> dict[str, torch.Tensor]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.numerics.test_prefix_run import SHAPES, gradients, weight
-from tests.support.groups import make_case, random_group, tiny_policy
+from tests.numerics.test_prefix_run import SHAPES
+from tests.support.groups import chunk_loss, random_groups, tiny_policy, token_weights
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
 from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, end_rank, max_over_ranks
 from vlm_pg.models.micro_batches import Streams, backward_in_chunks, pack_micro_batch, run_micro_batch
@@ -37,10 +37,7 @@ SMALL = {"text": [2, 1]}
 def groups_of(policy: Policy, small: bool) -> list[ResponseGroup]:
     shapes = SMALL if small else SHAPES
     kinds = [kind for kind in shapes if policy.family.reads_media or kind == "text"]
-    groups = [
-        random_group(policy, make_case(policy, kind, seed=seed), shapes[kind], seed=seed)
-        for seed, kind in enumerate(kinds)
-    ]
+    groups = random_groups(policy, [(kind, shapes[kind]) for kind in kinds])
     if not small:
         return groups
     prompt = groups[0].prompt
@@ -53,10 +50,14 @@ def streams_of(
 ) -> tuple[Streams, list[tuple[Piece, ...]]]:
     lengths = [[len(response) - 1 for response in group.responses] for group in groups]
     if not chunked:
-        everything = tuple(Piece(place, tuple(range(len(of_group)))) for place, of_group in enumerate(lengths))
+        everything = tuple(Piece(index, tuple(range(len(of_group)))) for index, of_group in enumerate(lengths))
         return pack_micro_batch(policy, groups, sequence=sequence), [everything]
     chunks = chunk_responses(lengths, range(len(groups)), CHUNK)
     return pack_micro_batch(policy, groups, MicroBatch(tuple(chunks)), len(chunks), sequence), chunks
+
+
+def gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
 
 
 @dataclass
@@ -76,9 +77,9 @@ def run(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: Se
 
     def loss_of(number: int, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
         seen.append(entropies.detach())
-        places = [(piece.group, i) for piece in chunks[number] for i in piece.responses]
+        responses = [(piece.group, i) for piece in chunks[number] for i in piece.responses]
         values = [value for of_group in streams.passes[number].split(logprobs) for value in of_group]
-        parts = [(weight(g, i, len(v)) * v).sum() for (g, i), v in zip(places, values, strict=True)]
+        parts = [token_weights(g, i, len(v)) @ v for (g, i), v in zip(responses, values, strict=True)]
         return torch.stack(parts).sum() + 0.1 * entropies.sum()
 
     vision = StepFeatures(policy, [group.prompt for group in groups], sequence)
@@ -99,12 +100,8 @@ def run_library(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequ
     """By the one call for users of the library, without entropies."""
     policy.zero_grad()
     policy.vision.weights_changed()
-
-    def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
-        parts = [(weight(g, i, len(v)) * v).sum() for g, of_group in enumerate(chunk) for i, v in of_group]
-        return torch.stack(parts).sum()
-
-    loss = backward_in_chunks(policy, groups, loss_of, CHUNK if chunked else None, temperature=0.7, sequence=sequence)
+    tokens = CHUNK if chunked else None
+    loss = backward_in_chunks(policy, groups, chunk_loss, tokens, temperature=0.7, sequence=sequence)
     return Result(float(loss), torch.zeros(1), gradients(policy))
 
 

@@ -28,7 +28,7 @@ from vlm_pg.types import ResponseGroup
 
 @dataclass
 class Engine:
-    """What scoring asks of one."""
+    """The part of an engine that scoring uses."""
 
     policy: Policy
     sequence: SequenceGroup
@@ -48,7 +48,7 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
     # All but one are the first rank's, and the last rank has none.
     last = max(1, len(groups) - 1)
     of_ranks = [range(last), range(last, len(groups)), *([range(0)] * (sequence.size - 2))]
-    own, first = [groups[place] for place in of_ranks[sequence.rank]], of_ranks[sequence.rank].start
+    own, first = [groups[index] for index in of_ranks[sequence.rank]], of_ranks[sequence.rank].start
     with LiveBytes() as alone:
         expected = scorer.score(groups, 0.7)
     expected = expected[first : first + len(own)]
@@ -61,9 +61,9 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
         found = parallel.score(scorer, own, 0.7)
     pairs = [pair for one, other in zip(found, expected, strict=True) for pair in zip(one, other, strict=True)]
     worst = max((float((one - other).abs().max()) for one, other in pairs), default=0.0)
-    everybody = gather_objects((worst, len(pairs), sequence.sent_bytes - before, alone.peak, together.peak))
+    of_ranks = gather_objects((worst, len(pairs), sequence.sent_bytes - before, alone.peak, together.peak))
     if ranks.is_rank0:
-        errors, counts, sent, peaks_alone, peaks = zip(*everybody, strict=True)
+        errors, counts, sent, peaks_alone, peaks = zip(*of_ranks, strict=True)
         line = {"case": case, "error": max(errors), "responses": counts, "sent": sent}
         print(json.dumps(line | {"alone": max(peaks_alone), "together": max(peaks)}), flush=True)
 

@@ -52,8 +52,8 @@ def measured(prompt: Prompt, divide_prefix: str, sequence: SequenceGroup) -> dic
         (rollouts,) = engine.generate([prompt], 0, sequence)
     tokens = sum(int(rollout.token_ids.sum()) for rollout in rollouts)
     own = {"stored": SeenStore.stored, "booked": engine.stats.peak_bytes, "peak": live.peak}
-    everybody = gather_objects(own)
-    return {name: max(one[name] for one in everybody) for name in own} | {"tokens": sum(gather_objects(tokens))}
+    of_ranks = gather_objects(own)
+    return {name: max(one[name] for one in of_ranks) for name in own} | {"tokens": sum(gather_objects(tokens))}
 
 
 if __name__ == "__main__":

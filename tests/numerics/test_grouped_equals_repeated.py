@@ -7,9 +7,17 @@ forward gives on every prompt + response sequence by itself, and the same gradie
 from __future__ import annotations
 
 import pytest
-import torch
 
-from tests.support.groups import Case, make_case, plain_model, random_group, repeated_logprobs, tiny_policy
+from tests.support.groups import (
+    Case,
+    gradient_errors,
+    make_case,
+    plain_model,
+    random_group,
+    repeated_logprobs,
+    tiny_policy,
+    weighted_sum,
+)
 from vlm_pg.models.policy import Policy
 from vlm_pg.types import ResponseGroup
 
@@ -35,30 +43,6 @@ def build(policy: Policy, layout: str) -> list[tuple[Case, ResponseGroup]]:
     return pairs
 
 
-def weighted_sum(logprobs: list[list[torch.Tensor]]) -> torch.Tensor:
-    """A loss with another weight for every token, signs mixed, so that errors cannot cancel."""
-    flat = torch.cat([response for group in logprobs for response in group])
-    weights = torch.linspace(-1.0, 1.5, len(flat)).cos() + 0.3
-    return (flat * weights).sum()
-
-
-def assert_same_gradients(ours: torch.nn.Module, theirs: torch.nn.Module, tolerance: float) -> None:
-    reference = dict(theirs.named_parameters())
-    compared = 0
-    for name, parameter in ours.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        expected = reference[name].grad
-        assert parameter.grad is not None or expected is None, f"{name} has no gradient"
-        if expected is None:
-            assert parameter.grad is None or parameter.grad.abs().max() == 0, name
-            continue
-        error = (parameter.grad - expected).norm() / expected.norm().clamp_min(1e-12)
-        assert error < tolerance, f"{name}: relative gradient error {error:.1e}"
-        compared += 1
-    assert compared > 20
-
-
 @pytest.mark.parametrize("train_vision", [False, True], ids=["frozen tower", "training tower"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_values_and_every_gradient(layout: str, train_vision: bool) -> None:
@@ -75,7 +59,8 @@ def test_values_and_every_gradient(layout: str, train_vision: bool) -> None:
             assert (a - b).abs().max() < 1e-5
     weighted_sum(logprobs).backward()
     weighted_sum(expected).backward()
-    assert_same_gradients(policy.model, oracle, 1e-4)
+    errors = gradient_errors(policy.model, oracle)
+    assert len(errors) > 20 and max(errors.values()) < 1e-4, max(errors, key=lambda name: errors[name])
 
 
 @pytest.mark.parametrize("saver", ["gradient_checkpointing", "chunked_logits"])
@@ -87,20 +72,5 @@ def test_memory_savers_change_nothing(saver: str) -> None:
     pairs = build(policy, "mixed")
     weighted_sum(policy.logprobs([group for _, group in pairs])).backward()
     weighted_sum([repeated_logprobs(oracle, case, group.responses) for case, group in pairs]).backward()
-    assert_same_gradients(policy.model, oracle, 1e-4)
-
-
-def test_prefix_and_responses_enter_the_model_once() -> None:
-    """What sharing is for: the stream holds each prefix once and each response without its last token."""
-    policy = tiny_policy()
-    case = make_case(policy, "video", seed=1)
-    group = random_group(policy, case, [5, 1, 3], seed=0)
-    assert policy.pack([group]).num_tokens == case.prompt.num_tokens + 4 + 0 + 2
-
-
-def test_media_tokens_in_a_response_are_refused() -> None:
-    policy = tiny_policy()
-    case = make_case(policy, "video", seed=1)
-    response = torch.tensor([5, policy.media_token_ids[0]])
-    with pytest.raises(ValueError, match="contains media tokens"):
-        policy.logprobs([ResponseGroup(case.prompt, (response,))])
+    errors = gradient_errors(policy.model, oracle)
+    assert len(errors) > 20 and max(errors.values()) < 1e-4, max(errors, key=lambda name: errors[name])

@@ -88,7 +88,7 @@ def test_reentrant_checkpointing_raises_wherever_it_wraps_a_grouped_layer(family
 
 
 def test_a_kernel_is_checked_before_any_layer_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under autocast attention has a dtype that nobody has checked yet; a checkpointed layer must not find out."""
+    """Under autocast attention has another dtype; a check within a checkpointed layer would become part of it."""
     policy = tiny_policy(gradient_checkpointing=True)
     group = one_group(policy)
     checked_kernel.cache_clear()
@@ -109,8 +109,8 @@ def test_a_kernel_is_checked_before_any_layer_runs(monkeypatch: pytest.MonkeyPat
     assert checked == [(torch.bfloat16, False)]
 
 
-def test_a_check_inside_somebodys_checkpoint_is_no_part_of_it() -> None:
-    """Whoever wraps a whole scoring, the first of its kind, in a checkpoint gets its gradients."""
+def test_a_check_inside_the_users_checkpoint_is_no_part_of_it() -> None:
+    """A checkpoint around the first scoring under autocast has its gradients."""
     policy = tiny_policy()
     group = one_group(policy)
     checked_kernel.cache_clear()
@@ -159,12 +159,8 @@ def test_ids_pixels_and_features_that_do_not_belong_together() -> None:
     policy = tiny_policy()
     small, large = one_group(policy), one_group(policy, "images")
     assert small.prompt.num_visual_tokens != large.prompt.num_visual_tokens
-    swapped = replace(
-        small,
-        prompt=replace(
-            small.prompt, pixel_values=large.prompt.pixel_values, grid_thw=large.prompt.grid_thw, content_key="x"
-        ),
-    )
+    media = {"pixel_values": large.prompt.pixel_values, "grid_thw": large.prompt.grid_thw, "content_key": "x"}
+    swapped = replace(small, prompt=replace(small.prompt, **media))
     with pytest.raises(ValueError, match="Take ids, pixels and grids from one processor call"):
         policy.logprobs([swapped])
     with pytest.raises(ValueError, match="0 patches of pixels"):
@@ -187,6 +183,7 @@ def test_ids_pixels_and_features_that_do_not_belong_together() -> None:
         (torch.tensor([True, False]), "token ids are int64 on the CPU"),
         (torch.zeros(2, 2, dtype=torch.int64), "1-D tensor"),
         (torch.tensor([1, 10_000]), "the vocabulary is 0 to"),
+        (torch.tensor(tiny_policy().media_token_ids[:1]), "contains media tokens"),
     ],
 )
 def test_unusable_responses(response: torch.Tensor, words: str) -> None:
@@ -194,9 +191,3 @@ def test_unusable_responses(response: torch.Tensor, words: str) -> None:
     group = one_group(policy)
     with pytest.raises(ValueError, match=words):
         policy.logprobs([replace(group, responses=(response,))])
-
-
-def test_a_temperature_of_zero_is_refused() -> None:
-    policy = tiny_policy()
-    with pytest.raises(ValueError, match="must be above 0"):
-        policy.logprobs([one_group(policy)], temperature=0.0)

@@ -1,4 +1,4 @@
-"""Long streams kept small (layer inputs put away, tiles of rows, pieces of the tower): same values and gradients."""
+"""Long streams with offloaded layer inputs, row tiles and tower pieces: same values and gradients."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.groups import make_case, random_group, tiny_policy
+from tests.support.groups import Outcome, check_equal, make_case, outcome, random_groups, tiny_policy
 from vlm_pg.batching.plan import MicroBatch, chunk_responses
-from vlm_pg.models.micro_batches import backward_in_chunks, pack_micro_batch, run_micro_batch
+from vlm_pg.models.micro_batches import pack_micro_batch, run_micro_batch
 from vlm_pg.models.offloading import FileOnDisk
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_memory import MemoryChoice
@@ -25,34 +25,9 @@ ALL = MemoryChoice(True, True, 7, 3)
 CHOICES = {"inputs": INPUTS, "states": STATES, "tiles": TILES, "pieces": PIECES, "all": ALL}
 EVERY_FAMILY = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen2", "qwen3_moe"]
 
-Outcome = tuple[torch.Tensor, dict[str, torch.Tensor]]
-
 
 def groups_of(policy: Policy) -> list[ResponseGroup]:
-    return [
-        random_group(policy, make_case(policy, kind, seed=i), lengths, seed=i)
-        for i, (kind, lengths) in enumerate(SHAPES.items())
-    ]
-
-
-def outcome(policy: Policy, groups: list[ResponseGroup], chunk_tokens: int | None) -> Outcome:
-    """Loss and all gradients of one pass, or of prompts once and chunks of responses."""
-    policy.zero_grad()
-    policy.vision.weights_changed()  # a fresh pass of a trained tower
-
-    def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
-        values = [((torch.arange(len(v)) + 3.0 * i + g).cos() + 0.2) @ v for g, of in enumerate(chunk) for i, v in of]
-        return torch.stack(values).sum()
-
-    loss = backward_in_chunks(policy, groups, loss_of, chunk_tokens)
-    return loss, {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
-
-
-def check_equal(ours: Outcome, expected: Outcome) -> None:
-    assert torch.allclose(ours[0], expected[0], rtol=1e-6)
-    assert ours[1].keys() == expected[1].keys()
-    for name, gradient in expected[1].items():
-        assert (ours[1][name] - gradient).norm() <= 1e-5 * gradient.norm().clamp_min(1e-6), name
+    return random_groups(policy, SHAPES.items())
 
 
 def use(policy: Policy, choice: MemoryChoice) -> None:
@@ -79,9 +54,9 @@ def test_every_family(family: str, choice: MemoryChoice, train_vision: bool, chu
     check_choice(policy, choice, chunk_tokens)
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
-def test_all_together_in_every_family(family: str) -> None:
-    policy = tiny_policy(family=family, train_vision=family not in ("qwen2", "qwen3_moe"), gradient_checkpointing=True)
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5", "qwen2"])
+def test_all_together_in_other_families(family: str) -> None:
+    policy = tiny_policy(family=family, train_vision=family != "qwen2", gradient_checkpointing=True)
     check_choice(policy, ALL, chunk_tokens=12)
 
 
@@ -151,18 +126,18 @@ def test_engines_that_scale_losses_get_scaled_gradients() -> None:
     chunks = tuple(chunk_responses(lengths, range(len(groups)), 12))
     streams = pack_micro_batch(policy, groups, MicroBatch(chunks), len(chunks))
 
-    def gradients(choice: MemoryChoice, scale: float, told: float) -> Outcome:
+    def gradients(choice: MemoryChoice, scale: float, declared: float) -> Outcome:
         use(policy, choice)
         policy.zero_grad()
         features = policy.join_features(groups, policy.vision.encode([group.prompt for group in groups]))
         backward = lambda loss: (scale * loss).backward()  # noqa: E731
-        run_micro_batch(policy, streams, features, lambda _, v, __: v.sum(), backward, loss_scale=told)
+        run_micro_batch(policy, streams, features, lambda _, v, __: v.sum(), backward, loss_scale=declared)
         found = {name: p.grad / scale for name, p in policy.model.named_parameters() if p.grad is not None}
         return torch.zeros(()), found
 
     plain = gradients(MemoryChoice(), 1.0, 1.0)
     check_equal(gradients(STATES, 4.0, 4.0), plain)
-    # A factor that is not one, for whoever calls the last backward otherwise.
+    # A factor that is not one.
     check_equal(gradients(STATES, 1.0, 4.0), gradients(MemoryChoice(), 1.0, 4.0))
 
 
@@ -178,8 +153,7 @@ def count(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
     return calls
 
 
-def test_they_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of each call of an MLP, patches of each call of the tower, and what is written away and read back."""
+def test_sizes_of_tiles_pieces_and_offloaded_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy(train_vision=True, gradient_checkpointing=True)
     use(policy, ALL)
     groups = groups_of(policy)
@@ -198,7 +172,7 @@ def test_they_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(reads) >= len(writes) > 10
 
 
-def test_nothing_is_put_away_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_offloaded_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy(gradient_checkpointing=True)
     use(policy, INPUTS)
     writes = count(monkeypatch, FileOnDisk, "write")
@@ -220,7 +194,7 @@ def test_a_choice_can_be_changed(first: MemoryChoice, second: MemoryChoice) -> N
 
 
 def test_a_forward_without_backward_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody holds is no longer in the file: the next pass writes into the same places."""
+    """The next pass writes at the same offsets of the file."""
     policy = tiny_policy(gradient_checkpointing=True)
     use(policy, INPUTS)
     groups = groups_of(policy)
@@ -228,7 +202,7 @@ def test_a_forward_without_backward_gives_its_room_back(monkeypatch: pytest.Monk
     for _ in range(3):
         logprobs = policy.logprobs(groups)
         del logprobs
-        place = policy.stream_memory.target
-        assert isinstance(place, FileOnDisk)
-        ends.append(place.size)
+        target = policy.stream_memory.target
+        assert isinstance(target, FileOnDisk)
+        ends.append(target.size)
     assert ends[0] > 0 and len(set(ends)) == 1

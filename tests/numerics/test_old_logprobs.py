@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.groups import make_case, plain_model, repeated_logprobs, tiny_policy
-from tests.support.training import make_groups
+from tests.support.training import RecordingEngine, make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.policy import Policy
@@ -26,14 +26,6 @@ WHOLE, CHUNKED = 10_000, 102  # token budgets: one micro-batch; four, of which o
 
 # Trainer minus sampler, by the rollout's place in its group.
 SHIFTS = (0.5, -0.25, 0.125)
-
-
-class RecordingEngine(TorchEngine):
-    """Keeps the gradients that the optimizer is about to use."""
-
-    def step(self, learning_rate: float) -> float:
-        self.gradients = {name: p.grad.clone() for name, p in self._named if p.grad is not None}
-        return super().step(learning_rate)
 
 
 def with_logprobs(group: RolloutGroup, values: Iterable[torch.Tensor]) -> RolloutGroup:

@@ -14,14 +14,15 @@ import torch
 from tests.numerics.test_rollout import engine
 from tests.support.groups import (
     Case,
+    chunk_loss,
     gradient_errors,
     make_case,
+    outcome,
     plain_model,
     random_group,
     repeated_logprobs,
     tiny_policy,
 )
-from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.rollout.ragged import RaggedDecoder
@@ -99,18 +100,12 @@ def test_values_and_gradients_are_those_at_qwens_positions(family: str, chunk_to
     case = long_case(policy)
     group = random_group(policy, case, [5, 1, 4], seed=0)
     expected = [oracle_logprobs(oracle, policy, case, response) for response in group.responses]
-    loss = sum((0.5 + index) * logprobs.sum() for index, logprobs in enumerate(expected))
+    loss = chunk_loss([list(enumerate(expected))])
     loss.backward()
-    if chunk_tokens is None:
-        ours = policy.logprobs([group])[0]
-        assert max(float((a - b).detach().abs().max()) for a, b in zip(ours, expected, strict=True)) < 1e-5
-        total = sum((0.5 + index) * logprobs.sum() for index, logprobs in enumerate(ours))
-        total.backward()
-    else:
-        total = backward_in_chunks(
-            policy, [group], lambda chunk: sum((0.5 + i) * lp.sum() for of in chunk for i, lp in of), chunk_tokens
-        )
-    assert abs(float(total.detach() - loss.detach())) < 1e-3
+    ours = policy.logprobs([group])[0]
+    assert max(float((a - b).detach().abs().max()) for a, b in zip(ours, expected, strict=True)) < 1e-5
+    total, _ = outcome(policy, [group], chunk_tokens)
+    assert abs(float(total - loss.detach())) < 1e-3
     errors = gradient_errors(policy.model, oracle)
     assert len(errors) > 20 and max(errors.values()) < 1e-4
 
@@ -178,7 +173,7 @@ def _without_positions(forward: Any, *args: Any, position_ids: torch.Tensor, **k
     return forward(*args, **kwargs)
 
 
-def test_a_prompt_that_ends_in_a_medium_and_does_not_say_how_it_goes_on_is_refused() -> None:
+def test_a_prompt_that_ends_in_a_medium_needs_its_response_start() -> None:
     policy = tiny_policy()
     prompt = ends_in_a_medium(policy, "image").prompt
     object.__setattr__(prompt, "response_start", None)

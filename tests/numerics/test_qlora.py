@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.groups import gradient_errors, make_case, random_group, tiny_policy, weighted_sum
+from tests.support.groups import check_equal, gradient_errors, outcome, random_groups, tiny_policy, weighted_sum
 from tests.support.runs import save_tiny_model
 from tests.support.tiny import tiny_model
 from vlm_pg.errors import ModelError
-from vlm_pg.models.loading import load_policy
-from vlm_pg.models.micro_batches import backward_in_chunks
+from vlm_pg.models.loading import load_policy, make_policy
+from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import load_reference
 from vlm_pg.models.settings import LoraSettings, ModelSettings
@@ -48,8 +48,7 @@ def fill(policy: Policy) -> Policy:
 
 
 def groups_of(policy: Policy) -> list[ResponseGroup]:
-    shapes = (("video", [5, 1, 7]), ("text", [3, 4]), ("image", [6, 2]))
-    return [random_group(policy, make_case(policy, kind, s), lengths, s) for s, (kind, lengths) in enumerate(shapes)]
+    return random_groups(policy, (("video", [5, 1, 7]), ("text", [3, 4]), ("image", [6, 2])))
 
 
 def flat(logprobs: list[list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -64,6 +63,16 @@ def written_out(policy: Policy) -> dict[str, torch.Tensor]:
         name: dequantize_4bit(weight.data, weight.quant_state) if is_quantized(weight) else weight
         for name, weight in policy.model.named_parameters()
     }
+
+
+def on_plain_layers(policy: Policy) -> Policy:
+    """The same adapter beside the dequantized weights."""
+    oracle = fill(tiny_policy(lora=QLORA.model_copy(update={"quantize": None})))
+    plain = dict(oracle.model.named_parameters())
+    with torch.no_grad():
+        for name, value in written_out(policy).items():
+            plain[name].copy_(value)
+    return oracle
 
 
 @pytest.mark.usefixtures("bnb")
@@ -140,11 +149,7 @@ def test_shared_equals_repeated(family: str) -> None:
 def test_values_and_gradients_are_those_of_the_weights_written_out() -> None:
     """The oracle has the same adapter on plain layers; chunked and recomputed as well."""
     policy = fill(tiny_policy(lora=QLORA, gradient_checkpointing=True))
-    oracle = fill(tiny_policy(lora=QLORA.model_copy(update={"quantize": None})))
-    plain = dict(oracle.model.named_parameters())
-    with torch.no_grad():
-        for name, value in written_out(policy).items():
-            plain[name].copy_(value)
+    oracle = on_plain_layers(policy)
     groups = groups_of(policy)
     expected = oracle.logprobs(groups)
     weighted_sum(expected).backward()
@@ -154,16 +159,7 @@ def test_values_and_gradients_are_those_of_the_weights_written_out() -> None:
         assert (ours - theirs).abs().max() < 1e-5
     assert max(gradient_errors(policy.model, oracle.model).values()) < 1e-4
 
-    policy.zero_grad()
-    oracle.zero_grad()
-
-    def loss_of(chunk: list[list[tuple[int, torch.Tensor]]]) -> torch.Tensor:
-        values = [(v * (i + 1.5 * g - 1)).sum() for g, group in enumerate(chunk) for i, v in group]
-        return torch.stack(values).sum()
-
-    backward_in_chunks(policy, groups, loss_of, chunk_tokens=8)
-    backward_in_chunks(oracle, groups, loss_of, chunk_tokens=None)
-    assert max(gradient_errors(policy.model, oracle.model).values()) < 1e-4
+    check_equal(outcome(policy, groups, 8), outcome(oracle, groups, None), 1e-4)
 
 
 @pytest.mark.usefixtures("bnb")
@@ -182,11 +178,7 @@ def test_the_reference_is_the_model_in_4_bits_without_the_adapter() -> None:
 def test_in_bf16_adapters_are_bf16_and_errors_are_those_of_repeating() -> None:
     policy = fill(tiny_policy(dtype=torch.bfloat16, lora=QLORA))
     assert {p.dtype for n, p in policy.model.named_parameters() if ".lora_" in n} == {torch.bfloat16}
-    exact = fill(tiny_policy(lora=QLORA.model_copy(update={"quantize": None})))
-    plain = dict(exact.model.named_parameters())
-    with torch.no_grad():
-        for name, value in written_out(policy).items():
-            plain[name].copy_(value)
+    exact = on_plain_layers(policy)
     groups = groups_of(policy)
     reference = run_side(exact, groups, repeated_backward).values
     shared = errors(run_side(policy, groups, shared_backward(10_000)).values, reference)
@@ -196,9 +188,6 @@ def test_in_bf16_adapters_are_bf16_and_errors_are_those_of_repeating() -> None:
 
 @pytest.mark.usefixtures("bnb")
 def test_a_model_with_an_adapter_of_its_own_is_refused() -> None:
-    from vlm_pg.models.loading import make_policy
-    from vlm_pg.models.lora import add_lora
-
     model = tiny_model()
     add_lora(model, LoraSettings(rank=4))
     with pytest.raises(ModelError, match=r"model\.lora\.quantize is set, but the model has an adapter already"):

@@ -95,9 +95,8 @@ def test_generation_repeats_everything_and_samples_the_same() -> None:
 
 def test_running_prefixes_once_is_refused() -> None:
     policy = tiny_policy(share_prefix=False)
-    with pytest.raises(
-        ValueError, match=r"model\.share_prefix is false, but backward_in_chunks runs every prefix once"
-    ):
+    message = r"model\.share_prefix is false, but backward_in_chunks runs every prefix once"
+    with pytest.raises(ValueError, match=message):
         backward_in_chunks(policy, groups_of(policy), lambda chunk: chunk[0][0][1].sum(), 10)
 
 
@@ -112,26 +111,22 @@ FROZEN = {"model.train": "[language]", "rollout.logprobs": "recompute"}
 # Nothing is pruned here: a KL that is zero but for rounding would decide between rollouts of equal reward.
 KL_IN_REWARD = {"preset": "null", "kl_in": "reward", "prune_rate": 0.0, "num_iterations": 2}
 FROZEN |= {f"algorithm.{name}": str(value) for name, value in KL_IN_REWARD.items()}
-SAME = (
-    "loss",
-    "grad_norm",
-    "reward",
-    "entropy",
-    "kl",
-    "questions",
-    "response_tokens",
-    "tokens_repeated",
-    "pruned_share",
+SAME = ["loss", "grad_norm", "reward", "entropy", "kl", "questions", "tokens_repeated", "pruned_share"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="training tower", marks=pytest.mark.matrix),
+        pytest.param(FROZEN, id="frozen tower, KL in the reward, recomputed"),
+    ],
 )
-
-
-@pytest.mark.parametrize("changes", [{}, FROZEN], ids=["training tower", "frozen tower, KL in the reward, recomputed"])
 def test_a_whole_run_gives_the_same(
     changes: dict[str, str], clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """CPPO: pruning, further questions; a KL in the reward, two updates a step. Generation, scoring and update without
     sharing."""
-    said = {}
+    printed = {}
     for share in ("true", "false"):
         values: dict[str, Any] = {
             "data.train": clips / "train.jsonl",
@@ -151,16 +146,16 @@ def test_a_whole_run_gives_the_same(
             ROOT / "configs/algorithms/cppo.yaml", [f"{key}={value}" for key, value in (values | changes).items()]
         )
         assert train(config) == 0
-        said[share] = capsys.readouterr().out
-    assert "model.share_prefix=false: nothing is shared" in said["false"] and "sharing is off" in said["false"]
-    assert "share_prefix" not in said["true"] and "sharing is on" in said["true"]
-    lines = {share: read_lines(tmp_path / share / "metrics.jsonl") for share in said}
+        printed[share] = capsys.readouterr().out
+    assert "model.share_prefix=false: nothing is shared" in printed["false"] and "sharing is off" in printed["false"]
+    assert "share_prefix" not in printed["true"] and "sharing is on" in printed["true"]
+    lines = {share: read_lines(tmp_path / share / "metrics.jsonl") for share in printed}
     for repeated, shared in zip(lines["false"], lines["true"], strict=True):
         for name in SAME:
             assert repeated[name] == pytest.approx(shared[name], rel=1e-3, abs=1e-5), name
         assert repeated["tokens_computed"] == repeated["tokens_repeated"] > 1.5 * shared["tokens_computed"]
         assert repeated["generation/prefill_tokens"] > 3 * shared["generation/prefill_tokens"]
-    answers = [[row["response"] for row in read_lines(tmp_path / share / "rollouts.jsonl")] for share in said]
+    answers = [[row["response"] for row in read_lines(tmp_path / share / "rollouts.jsonl")] for share in printed]
     assert answers[0] == answers[1]
     weights, expected = (
         load_file(tmp_path / share / "checkpoints/step-000002/model.safetensors") for share in ("false", "true")

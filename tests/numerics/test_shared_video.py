@@ -1,4 +1,4 @@
-"""Prompts that begin alike are computed alike: sharing across questions equals no sharing equals transformers.
+"""Prompts that begin alike are computed alike: sharing across questions equals transformers' repeated forward.
 
 Two questions on one video, and conversations that continue one another, put what they have in common into the language
 model once. Values and every gradient are those of transformers' own forward over each prompt + response by itself.
@@ -13,9 +13,12 @@ import torch
 
 from tests.support.groups import (
     Case,
+    check_equal,
+    chunk_loss,
     continued_case,
     gradient_errors,
     make_case,
+    outcome,
     plain_model,
     random_group,
     repeated_logprobs,
@@ -78,40 +81,24 @@ def build(policy: Policy, cases: Sequence[Case]) -> list[ResponseGroup]:
     return [random_group(policy, case, LENGTHS[index], seed=index) for index, case in enumerate(cases)]
 
 
-def scored(policy: Policy, groups: Sequence[ResponseGroup], share: bool) -> list[list[torch.Tensor]]:
-    features = policy.vision.encode([group.prompt for group in groups], with_graph=policy.vision.trains)
-    batch = pack(groups, policy.device, share)
-    return batch.split(policy(Policy.stream_logprobs, batch, policy.join_features(groups, features), 1.0)[0])
-
-
-def assert_close(ours: Sequence[Sequence[torch.Tensor]], theirs: Sequence[Sequence[torch.Tensor]]) -> None:
-    for of_group, expected in zip(ours, theirs, strict=True):
-        for a, b in zip(of_group, expected, strict=True):
-            assert a.shape == b.shape
-            assert (a - b).abs().max() < 1e-5
-
-
 @pytest.mark.parametrize("train_vision", [False, True], ids=["frozen tower", "training tower"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 def test_values_and_every_gradient(layout: object, train_vision: bool) -> None:
-    policy, separate = (tiny_policy(train_vision=train_vision) for _ in range(2))
+    policy = tiny_policy(train_vision=train_vision)
     oracle = plain_model(policy)
     cases = layout(policy)  # type: ignore[operator]
     groups = build(policy, cases)
     batch = pack(groups, policy.device)
     assert len(batch.tree.level_nodes) == LAYOUTS[layout]  # type: ignore[index]
     assert batch.num_tokens < pack(groups, policy.device, share=False).num_tokens
-
-    together, apart = scored(policy, groups, share=True), scored(separate, groups, share=False)
+    logprobs = policy.logprobs(groups)
     expected = [repeated_logprobs(oracle, case, g.responses) for case, g in zip(cases, groups, strict=True)]
-    assert_close(together, expected)
-    assert_close(apart, expected)
-    for logprobs in (together, apart, expected):
-        weighted_sum(logprobs).backward()
-    for ours, theirs in ((policy.model, oracle), (separate.model, oracle), (policy.model, separate.model)):
-        errors = gradient_errors(ours, theirs)
-        assert len(errors) > 20
-        assert max(errors.values()) < 1e-4, max(errors, key=lambda name: errors[name])
+    for ours, theirs in zip(logprobs, expected, strict=True):
+        assert all((a - b).abs().max() < 1e-5 for a, b in zip(ours, theirs, strict=True))
+    for values in (logprobs, expected):
+        weighted_sum(values).backward()
+    errors = gradient_errors(policy.model, oracle)
+    assert len(errors) > 20 and max(errors.values()) < 1e-4, max(errors, key=lambda name: errors[name])
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["one pass", "chunks"])
@@ -143,32 +130,24 @@ def test_a_video_of_two_questions_passes_the_language_model_once(chunked: bool) 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 def test_chunks_behind_shared_prompts_equal_one_pass(layout: object, checkpointing: bool) -> None:
     """The prompts once, responses in chunks (one of them without rows of its own), one backward through the prompts."""
-    policy, whole = (tiny_policy(train_vision=True, gradient_checkpointing=checkpointing) for _ in range(2))
+    policy = tiny_policy(train_vision=True, gradient_checkpointing=checkpointing)
     groups = build(policy, layout(policy))  # type: ignore[operator]
-    expected = scored(whole, groups, share=True)
-    flat = [response for of_group in expected for response in of_group]
-    slopes = torch.linspace(-1.0, 1.5, sum(map(len, flat))).cos().split([len(response) for response in flat])
-    slope_of = iter(slopes)
-    by_response = [[next(slope_of) for _ in of_group] for of_group in expected]
-    torch.stack([(a * b).sum() for a, b in zip(flat, slopes, strict=True)]).sum().backward()
-
-    features = policy.vision.encode([group.prompt for group in groups], with_graph=True)
+    expected = outcome(policy, groups, None)
+    policy.zero_grad()
+    policy.vision.weights_changed()
     prefixes = pack_prefixes(groups, policy.device)
-    leaf = policy.join_features(groups, features)
-    states = policy(Policy.prefix_states, prefixes, leaf)
+    features = policy.vision.encode([group.prompt for group in groups], with_graph=True)
+    states = policy(Policy.prefix_states, prefixes, policy.join_features(groups, features))
     ones = [[i for i, r in enumerate(group.responses) if len(r) == 1] for group in groups]
     rest = [[i for i, r in enumerate(group.responses) if len(r) > 1] for group in groups]
-    chunks = [[of_group[:1] for of_group in rest], [of_group[1:] for of_group in rest], ones]
-    for chosen in (chosen for chosen in chunks if any(chosen)):
-        chunk = pack_chunk(prefixes, groups, chosen, policy.device)
-        logprobs = chunk.split(policy(Policy.chunk_logprobs, chunk, states, 1.0)[0])
-        assert_close(logprobs, [[expected[g][i] for i in of_group] for g, of_group in enumerate(chosen)])
-        terms = [
-            (values * by_response[g][i]).sum()
-            for g, of_group in enumerate(chosen)
-            for i, values in zip(of_group, logprobs[g], strict=True)
-        ]
-        torch.stack(terms).sum().backward()
+    total = torch.zeros(())
+    for chosen in ([of_group[:1] for of_group in rest], [of_group[1:] for of_group in rest], ones):
+        if any(chosen):
+            chunk = pack_chunk(prefixes, groups, chosen, policy.device)
+            logprobs = chunk.split(policy(Policy.chunk_logprobs, chunk, states, 1.0)[0])
+            loss = chunk_loss([list(zip(*pair, strict=True)) for pair in zip(chosen, logprobs, strict=True)])
+            loss.backward()
+            total += loss.detach()
     states.surrogate_loss(1.0).backward()
-    errors = gradient_errors(policy.model, whole.model)
-    assert max(errors.values()) < 1e-4, max(errors, key=lambda name: errors[name])
+    gradients = {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+    check_equal((total, gradients), expected, 1e-4)

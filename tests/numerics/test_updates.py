@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.numerics.test_step import SETTINGS, RecordingEngine, assert_same_update, reference_for
+from tests.numerics.test_step import SETTINGS, assert_same_update, reference_for
 from tests.support.collecting import tiny_config
 from tests.support.groups import plain_model, tiny_policy
-from tests.support.training import make_groups
+from tests.support.training import RecordingEngine, make_groups
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.updates import Update, UpdateSettings, run_updates, update_policy

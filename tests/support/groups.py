@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,32 +11,20 @@ import torch
 
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.micro_batches import backward_in_chunks
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import PARTS, ModelSettings, Part
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.types import Prompt, ResponseGroup
 
 KINDS = ("text", "image", "images", "video", "image+video")
+# Of each response its index in the group and the log-probabilities of its tokens, group by group.
+Chunk = list[list[tuple[int, torch.Tensor]]]
+# A loss and the gradients of all weights.
+Outcome = tuple[torch.Tensor, dict[str, torch.Tensor]]
 _WORDS = [
-    "Which",
-    "colour",
-    "is",
-    "shown",
-    "first",
-    "?",
-    "How",
-    "many",
-    "times",
-    "does",
-    "the",
-    "light",
-    "blink",
-    "what",
-    "happens",
-    "in",
-    "the",
-    "video",
-    "last",
+    *("Which", "colour", "is", "shown", "first", "?", "How", "many", "times", "does", "the", "light", "blink"),
+    *("what", "happens", "in", "the", "video", "last"),
 ]
 
 
@@ -218,3 +206,33 @@ def gradient_errors(ours: torch.nn.Module, theirs: torch.nn.Module) -> dict[str,
         )
         errors[name] = float((got - expected).norm() / expected.norm().clamp_min(1e-12))
     return errors
+
+
+def random_groups(policy: Policy, shapes: Iterable[tuple[str, Sequence[int]]]) -> list[ResponseGroup]:
+    """A group for each (kind of prompt, lengths of responses); seeds are their indices."""
+    return [random_group(policy, make_case(policy, kind, i), lengths, i) for i, (kind, lengths) in enumerate(shapes)]
+
+
+def token_weights(group: int, index: int, length: int) -> torch.Tensor:
+    """A weight for every token of a response."""
+    return (torch.arange(length) + 3.0 * index + group).cos() + 0.2
+
+
+def chunk_loss(chunk: Chunk) -> torch.Tensor:
+    """As ``weighted_sum``, of some responses of some groups."""
+    return torch.stack([token_weights(g, i, len(v)) @ v for g, group in enumerate(chunk) for i, v in group]).sum()
+
+
+def outcome(policy: Policy, groups: list[ResponseGroup], chunk_tokens: int | None) -> Outcome:
+    """Of one pass, or of prompts once and chunks of responses."""
+    policy.zero_grad()
+    policy.vision.weights_changed()  # a fresh pass of a trained tower
+    loss = backward_in_chunks(policy, groups, chunk_loss, chunk_tokens)
+    return loss, {name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def check_equal(ours: Outcome, expected: Outcome, tolerance: float = 1e-5) -> None:
+    assert torch.allclose(ours[0], expected[0], rtol=1e-5)
+    assert ours[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        assert (ours[1][name] - gradient).norm() <= tolerance * gradient.norm().clamp_min(1e-6), name

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tests.support.groups import make_case, random_group
+from tests.support.groups import Case, make_case, random_group
 from vlm_pg.models.policy import Policy
+from vlm_pg.training.engines import TorchEngine
 from vlm_pg.types import Prompt, RewardBreakdown, Rollout, RolloutGroup, Sample
 
 _LAYOUT = [("video", [5, 1, 9]), ("image", [4, 4]), ("text", [3, 8, 2]), ("images", [6, 2])]
@@ -18,7 +19,10 @@ def make_groups(
 ) -> list[RolloutGroup]:
     """Groups of mixed media with advantages that differ; by default of random responses a little off-policy."""
     if sampled is None:
-        sampled = [_random_rollouts(policy, kind, lengths, index) for index, (kind, lengths) in enumerate(_LAYOUT)]
+        sampled = [
+            random_rollouts(policy, make_case(policy, kind, seed=seed), lengths, seed)
+            for seed, (kind, lengths) in enumerate(_LAYOUT)
+        ]
     groups = []
     for index, (prompt, rollouts) in enumerate(sampled):
         sample = Sample(prompt.sample_id, "?", (), (), "A", "multiple_choice", "test", "test")
@@ -28,8 +32,8 @@ def make_groups(
     return groups
 
 
-def _random_rollouts(policy: Policy, kind: str, lengths: list[int], seed: int) -> tuple[Prompt, list[Rollout]]:
-    case = make_case(policy, kind, seed=seed)
+def random_rollouts(policy: Policy, case: Case, lengths: list[int], seed: int) -> tuple[Prompt, list[Rollout]]:
+    """Random responses to a prompt, recorded a little off-policy."""
     group = random_group(policy, case, lengths, seed=seed)
     with torch.no_grad():
         (logprobs,) = policy.logprobs([group])
@@ -38,3 +42,11 @@ def _random_rollouts(policy: Policy, kind: str, lengths: list[int], seed: int) -
         for i, (response, values) in enumerate(zip(group.responses, logprobs, strict=True))
     ]
     return case.prompt, rollouts
+
+
+class RecordingEngine(TorchEngine):
+    """Stores the gradients that the optimizer is about to use."""
+
+    def step(self, learning_rate: float) -> float:
+        self.gradients = {name: p.grad.clone() for name, p in self._named if p.grad is not None}
+        return super().step(learning_rate)

@@ -11,20 +11,14 @@ from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from tests.numerics.test_attention import differences, trees
 from tests.support import flash_fakes as fakes
 from vlm_pg.attention import PrefixTree, grouped_attention
 from vlm_pg.attention.kernels import KERNELS as REGISTERED
 from vlm_pg.attention.kernels import Kernel, available, flash_packages, select_kernel
-from vlm_pg.attention.kernels.flash_packages import (
-    EntryPointError,
-    Flash2Kernel,
-    Flash3Kernel,
-    Flash4Kernel,
-    FlashPackageKernel,
-)
+from vlm_pg.attention.kernels.flash_packages import EntryPointError, Flash2Kernel, Flash3Kernel, Flash4Kernel
 from vlm_pg.attention.kernels.oracle import OracleKernel, oracle_attention
 from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel, CudaEfficientKernel, CudaFlashKernel, _padded_rows
 from vlm_pg.attention.plan import Reads, full_plan, reading_plan
@@ -33,7 +27,7 @@ from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-# Nodes nobody descends from; a response of one token beside a group without any; more rows than a block of 32.
+# Nodes without children; a response of one token beside a group without any; more rows than a block of 32.
 HARD_TREES = [
     PrefixTree([7, 3, 5, 1, 4, 2], [-1, -1, 0, 0, 1, 2]),
     PrefixTree([5, 4, 1], [-1, -1, 0]),
@@ -66,21 +60,19 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield kernel_type()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(HARD_TREES[0])
+@example(HARD_TREES[1])
+@example(HARD_TREES[2])
 @given(trees())
 def test_output_and_gradients_equal_plain_softmax(kernel: Kernel, tree: PrefixTree) -> None:
     for name, error in differences(tree, torch.float64, kernel).items():
         assert error < 1e-11, f"{name} is off by {error:.1e} on lengths={tree.lengths} parents={tree.parents}"
 
 
-@pytest.mark.parametrize("tree", HARD_TREES, ids=lambda tree: str(tree.lengths))
-def test_hard_trees(kernel: Kernel, tree: PrefixTree) -> None:
-    assert max(differences(tree, torch.float64, kernel).values()) < 1e-11
-
-
 @pytest.mark.parametrize("reads", [None, ("last", "none", "all", "all", "last")], ids=["all rows", "some rows"])
 def test_tensors_in_transformers_layout(kernel: Kernel, reads: Sequence[Reads] | None) -> None:
-    """Views of [N, T, H], which is how a layer's queries arrive; in the last layer only some rows ask."""
+    """Views of [N, T, H], which is how a layer's queries arrive; in the last layer only some rows have queries."""
     tree = PrefixTree([9, 6, 4, 1, 3], [-1, -1, 0, 0, 1])
     plan = full_plan(tree) if reads is None else reading_plan(tree, reads)
     q, k, v, upstream = (
@@ -194,14 +186,14 @@ ALL_PACKAGES = (fakes.flash_attn_2, fakes.flash_attn_3, fakes.flash_attn_4)
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("installed", [(), (fakes.flash_attn_2, fakes.flash_attn_4), ALL_PACKAGES])
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (12, 0)])
 def test_order_of_preference(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int],
     installed: tuple[Callable[[], ModuleType], ...],
     dtype: torch.dtype,
 ) -> None:
-    """FlashAttention-3 on Hopper, where it is installed; else torch's own. A beta is never taken unasked."""
+    """FlashAttention-3 on Hopper, where it is installed; else torch's own. A beta is never chosen by itself."""
     fakes.install(monkeypatch, *(package() for package in installed))
     on_gpu(monkeypatch, capability)
     if capability < (8, 0) and dtype == torch.bfloat16:
@@ -212,10 +204,9 @@ def test_order_of_preference(
     assert select_kernel.__wrapped__(CUDA, dtype).name == ("cuda-efficient" if dtype == torch.float32 else half)
 
 
-@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (12, 0)])
-def test_a_beta_on_request(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+def test_a_beta_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.install(monkeypatch, fakes.flash_attn_4())
-    on_gpu(monkeypatch, capability)
+    on_gpu(monkeypatch, (10, 0))
     assert isinstance(select_kernel.__wrapped__(CUDA, torch.bfloat16, "flash-attn-4"), Flash4Kernel)
 
 
@@ -276,13 +267,7 @@ def test_an_unknown_version_says_what_differs(
         select_kernel.__wrapped__(CUDA, torch.bfloat16, "flash-attn-4")
 
 
-def test_all_package_kernels_refuse_fp32() -> None:
-    for kernel_type in REGISTERED.values():
-        if issubclass(kernel_type, FlashPackageKernel):
-            assert "bf16 or fp16" in str(kernel_type.unavailable_because(CUDA, torch.float32))
-
-
-def test_what_a_graph_reads_is_kept_as_long_as_its_call() -> None:
+def test_tensors_that_a_graph_reads_live_as_long_as_their_call() -> None:
     def call(length: int) -> SegmentCall:
         return SegmentCall((0, length), (0, length), (length,), (length,), causal=True)
 

@@ -9,14 +9,14 @@ import re
 import subprocess
 import sys
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from scripts.bench.counting import fake_mode, fake_policy
-from tests.support.tiny import FAMILY_NAMES, tiny_model, tiny_processor
+from tests.support.runs import ROOT
+from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention.kernels.torch_kernels import CpuFlashKernel
 from vlm_pg.bench.case import text_prompt
 from vlm_pg.errors import ModelError
@@ -24,7 +24,6 @@ from vlm_pg.models.layer_globals import layer_global, replaced_globals, set_laye
 from vlm_pg.models.liger import Liger, apply_liger, liger_line, liger_of
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import ModelSettings, Switch
 from vlm_pg.types import ResponseGroup
 
@@ -72,10 +71,6 @@ def test_a_model_without_a_part_that_its_family_has(monkeypatch: pytest.MonkeyPa
         apply_liger(tiny_model(), True)
 
 
-def test_every_family_is_listed() -> None:
-    assert all(family.liger for family in FAMILIES.values())
-
-
 @pytest.mark.parametrize("switch", ["auto", False])
 def test_on_a_cpu_nothing_changes(switch: Switch) -> None:
     assert ModelSettings(path="tiny").liger == "auto"
@@ -91,11 +86,9 @@ CORRECT = "liger-kernel: RMSNorm, SwiGLU, rotary positions (not its losses)"
 
 @pytest.mark.parametrize("wrong", ["", "output", "gradient", "dtype"])
 @pytest.mark.parametrize("part, name", [("rms_norm", "RMSNorm"), ("swiglu", "SwiGLU"), ("rope", "rotary positions")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_part_is_judged_alone(
-    part: str, name: str, wrong: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_part_is_judged_alone(part: str, name: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU, which is pretended: by outputs and by gradients; what is refused stays transformers' own."""
+    dtype = torch.float32 if part == "rope" else torch.bfloat16
     model, beside = tiny_model().to(dtype), tiny_model().to(dtype)
     layers = pretend_kernels(model, monkeypatch)
     if part == "rope":
@@ -175,8 +168,8 @@ def spoilt(by: Any, wrong: str) -> Any:
     return run
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_whose_layers_change(family: str) -> None:
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen2"])
+def test_which_layers_change(family: str) -> None:
     """Of the counted model all norms, feed-forward layers and rotations; of a model beside it none."""
     layers = pytest.importorskip("vlm_pg.models.liger_layers")
     beside = tiny_model(family)
@@ -209,12 +202,10 @@ def test_a_replaced_name_is_seen_by_one_module_and_its_copies() -> None:
         calls.append(args)
         return theirs(*args)
 
-    assert set_layer_globals(first, {"apply_rotary_pos_emb": rotation, "nobody_calls_this": None})
-    assert not set_layer_globals(second, {"nobody_calls_this": None})
-    assert (
-        layer_global(second, "apply_rotary_pos_emb") is theirs
-        and layer_global(first, "apply_rotary_pos_emb") is rotation
-    )
+    assert set_layer_globals(first, {"apply_rotary_pos_emb": rotation, "never_called": None})
+    assert not set_layer_globals(second, {"never_called": None})
+    assert layer_global(second, "apply_rotary_pos_emb") is theirs
+    assert layer_global(first, "apply_rotary_pos_emb") is rotation
     copied = deepcopy(first)
     hidden = torch.randn(1, 3, model.config.get_text_config().hidden_size)
     positions = torch.arange(3).expand(3, 1, 3)
@@ -303,22 +294,21 @@ def test_keys_alone_are_rotated_in_memory_of_their_own() -> None:
     assert torch.equal(_rotate(attention, key, key, key), torch.full((1, 1, 1, 8), 3.0))
 
 
-def test_numbers_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("how", ["some", pytest.param("all", marks=pytest.mark.matrix)])
+def test_numbers_are_those_of_transformers(how: str) -> None:
     """Each kernel in Triton's interpreter beside the modeling files' own code: outputs and gradients."""
     pytest.importorskip("triton")
     pytest.importorskip("liger_kernel")
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.support.liger_interpreted"],
-        capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[3], check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "tests.support.liger_interpreted", how]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     *judged, found = run.stdout.splitlines()
     # What the comparison before use says of the same kernels.
-    assert [line.partition(": ")[2] for line in judged] == ["{}"] * 4, judged
+    assert [line.partition(": ")[2] for line in judged] == ["{}"] * (4 if how == "all" else 0), judged
     errors = json.loads(found)
-    # Rotations of six families with many rows and with one, towers of four, and ten kinds of modules, twice.
-    assert len(errors) == 2 * (12 + 4 + 10)
+    # All: rotations of six families with many rows and with one, towers of four, and ten kinds of modules, twice.
+    assert len(errors) == (2 * (12 + 4 + 10) if how == "all" else 10)
     for name, error in errors.items():
         # Some roundings of numbers as large as the largest.
         assert error < (1e-6 if name.endswith("float32") else 4 * 2**-11), name

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
 
 import vlm_pg
 from tests.support.runs import save_tiny_model
@@ -18,7 +17,7 @@ from vlm_pg.models.loading import WeightlessPolicy, make_policy
 from vlm_pg.models.settings import ModelSettings
 
 
-def test_a_folder_loads_in_the_precision_asked_for(tmp_path: Path) -> None:
+def test_a_folder_loads_in_the_requested_precision(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path)
     assert vlm_pg.load_policy(folder).dtype == torch.float32
     policy = vlm_pg.load_policy(folder, dtype="bf16")
@@ -27,37 +26,33 @@ def test_a_folder_loads_in_the_precision_asked_for(tmp_path: Path) -> None:
     assert not any(p.requires_grad for p in policy.model.model.visual.parameters())
 
 
-@pytest.mark.parametrize("path", ["./no/such/model", "/no/such/model"])
-def test_a_missing_folder(path: str) -> None:
-    with pytest.raises(ModelError, match="which is not a folder"):
-        vlm_pg.load_policy(path)
+@pytest.mark.parametrize(
+    "folder, message",
+    [
+        ("nowhere", "which is not a folder"),
+        ("empty", "No model configuration could be read"),
+        ("without weights", "has a config but could not be loaded"),
+        ("damaged", "could not be loaded"),
+    ],
+)
+def test_folders_that_are_no_model(folder: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    tiny_model().config.save_pretrained(tmp_path / "without weights")
+    (save_tiny_model(tmp_path / "damaged") / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ModelError, match=message):
+        vlm_pg.load_policy(tmp_path / folder)
 
 
-def test_a_folder_without_weights(tmp_path: Path) -> None:
-    tiny_model().config.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="has a config but could not be loaded"):
-        vlm_pg.load_policy(tmp_path)
-
-
-def test_damaged_weights(tmp_path: Path) -> None:
-    folder = save_tiny_model(tmp_path)
-    (folder / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match="could not be loaded"):
-        vlm_pg.load_policy(folder)
-
-
-@pytest.mark.parametrize("kept", [1, 20])
-def test_missing_weights_are_not_random_ones(tmp_path: Path, kept: int) -> None:
+def test_missing_weights_are_not_random_ones(tmp_path: Path) -> None:
     file = save_tiny_model(tmp_path) / "model.safetensors"
     tensors = load_file(file)
-    lacking = sorted(tensors)[kept:]
-    save_file({name: tensors[name] for name in sorted(tensors)[:kept]}, file, metadata={"format": "pt"})
+    lacking = sorted(tensors)[20:]
+    save_file({name: tensors[name] for name in sorted(tensors)[:20]}, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=rf"lacks {len(lacking)} of its weights \(.*, \.\.\.\), which would be random"):
         vlm_pg.load_policy(tmp_path)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("value, dtype", [(float("nan"), "fp32"), (float("inf"), "bf16")])
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: float, dtype: str) -> None:
     file = save_tiny_model(tmp_path) / "model.safetensors"
     tensors = load_file(file)
@@ -69,7 +64,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path, value: 
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "processor_config.json"])
-@pytest.mark.parametrize("data", ["[]", "{", '"x"', "[" * 100_000], ids=["list", "open", "text", "deep"])
+@pytest.mark.parametrize("data", ["[]", "{", "[" * 100_000], ids=["list", "open", "deep"])
 def test_odd_files_of_a_model_are_no_traceback(tmp_path: Path, name: str, data: str) -> None:
     (save_tiny_model(tmp_path) / name).write_text(data)
     with pytest.raises(ModelError, match=str(tmp_path)):
@@ -91,17 +86,6 @@ def test_token_ids_without_embeddings_are_refused(family: str, tmp_path: Path) -
         WeightlessPolicy(ModelSettings(path=str(tmp_path)))
     tiny_model(family, vocab_size=size + 8).save_pretrained(tmp_path)
     assert vlm_pg.load_policy(tmp_path).vocab_size == size + 8
-
-
-def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="No model configuration could be read"):
-        vlm_pg.load_policy(tmp_path)
-
-
-def test_another_family(tmp_path: Path) -> None:
-    LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1).save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="'llama' is not supported; supported are qwen2, qwen2_5_vl"):
-        vlm_pg.load_policy(tmp_path)
 
 
 def test_plain_forwards_need_plain_attention() -> None:

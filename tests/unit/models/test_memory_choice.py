@@ -1,4 +1,4 @@
-"""What ``auto`` chooses, from sizes and free memory alone, and what it says."""
+"""The choice of ``auto``, from sizes and free memory alone, and its line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_hour_fits_one_gpu() -> None:
     assert not decide(settings(offload_layer_inputs=False), need(62)).fits
 
 
-def test_what_is_set_stays_set() -> None:
+def test_given_settings_stay() -> None:
     chosen = decide(settings(mlp_tile_rows=64, offload_layer_inputs=False, vision_piece_tokens=0), need(30)).choice
     assert (chosen.mlp_tile_rows, chosen.offload_layer_inputs, chosen.vision_piece_tokens) == (64, False, 0)
     assert chosen.offload_prefix_states
@@ -107,11 +107,7 @@ def test_sizes_of_every_family(family: str) -> None:
         assert tower.out == 64 * (3 if family == "qwen3_vl_moe" else 1)
 
 
-def test_settings_that_win_nothing_are_refused() -> None:
+def test_settings_without_effect_are_refused() -> None:
     for name in ("offload_layer_inputs", "offload_prefix_states"):
         with pytest.raises(ValidationError, match=f"model.{name} is true and model.gradient_checkpointing is false"):
             ModelSettings.model_validate({"path": "x", name: True})
-    with pytest.raises(ValidationError, match="mlp_tile_rows"):
-        settings(mlp_tile_rows=-1)
-    with pytest.raises(ValidationError, match="offload_layer_inputs"):
-        settings(offload_layer_inputs="sometimes")

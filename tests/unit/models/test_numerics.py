@@ -1,9 +1,9 @@
-"""Who computes: another digest for whatever may change a sum's last bits, the same for everything else."""
+"""The digest of the machine: another one for whatever may change a sum's last bits, the same for everything else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,45 +42,45 @@ CPU revision\t: 1
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list[str]]:
-    """``processor`` where /proc/cpuinfo says that."""
+def processor_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], list[str]]:
+    """``processor`` for a content of /proc/cpuinfo."""
 
-    def say(text: str) -> list[str]:
+    def processor(text: str) -> list[str]:
         (tmp_path / "cpuinfo").write_text(text)
         monkeypatch.setattr(module, "_CPU_INFO", tmp_path / "cpuinfo")
         return module.processor()
 
-    return say
+    return processor
 
 
 @pytest.mark.parametrize("line", [*INTEL.splitlines(), *ARM.splitlines()])
-def test_a_processor_is_more_than_its_model_name(said: Callable[[str], list[str]], line: str) -> None:
-    """All but its number, its place and its present speed."""
+def test_a_processor_is_more_than_its_model_name(processor_of: Callable[[str], list[str]], line: str) -> None:
+    """All but its number, its core and its present speed."""
     text = INTEL if line in INTEL else ARM
     changed = text.replace(f"{line}\n", f"{line}9\n")
     momentary = line.startswith(("processor", "cpu MHz", "core id", "bogomips", "BogoMIPS"))
-    assert (said(text) == said(changed)) is momentary
+    assert (processor_of(text) == processor_of(changed)) is momentary
 
 
-def test_cores_of_two_kinds_are_both_told_of(said: Callable[[str], list[str]]) -> None:
-    """In no order, and however many there are."""
+def test_cores_of_two_kinds_are_both_in_it(processor_of: Callable[[str], list[str]]) -> None:
+    """In any order and number."""
     small = ARM.replace("0xd40", "0xd05")
-    assert said(ARM + small) == said(small + ARM + ARM) != said(ARM)
+    assert processor_of(ARM + small) == processor_of(small + ARM + ARM) != processor_of(ARM)
 
 
 def test_an_unknown_processor_is_like_no_other_machines(
-    said: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    processor_of: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = []
     for boot in ("1", "2", "1"):
         (tmp_path / "boot_id").write_text(boot)
         monkeypatch.setattr(machine, "_BOOT_ID", tmp_path / "boot_id")
         machine.this_machine.cache_clear()
-        found.append(said("processor\t: 0\nhart\t: 1\n"))
+        found.append(processor_of("processor\t: 0\nhart\t: 1\n"))
     assert found[0] == found[2] != found[1]
     monkeypatch.setattr(machine, "_BOOT_ID", tmp_path / "nothing")
     machine.this_machine.cache_clear()
-    assert said("") not in found
+    assert processor_of("") not in found
     machine.this_machine.cache_clear()
 
 
@@ -95,102 +95,70 @@ def test_caches_are_among_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert module.processor() != found[0] and "index0 size 48K" in found[0]
 
 
-class Changed(AbstractContextManager[None]):
-    """A property of torch's backends, which are no modules like others: they have it from a function."""
-
-    def __init__(self, name: str, value: Any):
-        path, _, self._name = name.rpartition(".")
-        self._target, self._value = attrgetter(path)(torch.backends), value
-        self._before = getattr(self._target, self._name)
-
-    def __enter__(self) -> None:
-        setattr(self._target, self._name, self._value)
-
-    def __exit__(self, *_: object) -> None:
-        setattr(self._target, self._name, self._before)
+@contextmanager
+def changed(name: str, value: Any) -> Iterator[None]:
+    """A property of torch.backends."""
+    path, _, last = name.rpartition(".")
+    target = attrgetter(path)(torch.backends)
+    before = getattr(target, last)
+    setattr(target, last, value)
+    yield
+    setattr(target, last, before)
 
 
-def changed(name: str, value: Any) -> Callable[[pytest.MonkeyPatch], Any]:
-    return lambda _: Changed(name, value)
+@contextmanager
+def called(name: str, value: Any) -> Iterator[None]:
+    """A function of torch that switches something for the process."""
+    attrgetter(name)(torch)(value)
+    yield
+    attrgetter(name)(torch)(torch.float32 if isinstance(value, torch.dtype) else not value)
 
 
-def inside(context: Callable[[], AbstractContextManager[Any]]) -> Callable[[pytest.MonkeyPatch], Any]:
-    return lambda _: context()
-
-
-def variable(name: str) -> Callable[[pytest.MonkeyPatch], Any]:
-    return lambda patched: patched.setenv(name, "1")
-
-
-class Called(AbstractContextManager[None]):
-    """A function of torch's that sets something for all of the process; ``then`` undoes it."""
-
-    def __init__(self, name: str, now: Any, then: Any):
-        self._call, self._now, self._then = attrgetter(name)(torch), now, then
-
-    def __enter__(self) -> None:
-        self._call(self._now)
-
-    def __exit__(self, *_: object) -> None:
-        self._call(self._then)
-
-
-def torch_call(name: str, now: Any, then: Any) -> Callable[[pytest.MonkeyPatch], Any]:
-    return lambda _: Called(name, now, then)
-
-
-TOLD: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
-    **{
-        name: changed(name, value)
-        for name, value in {
-            "cuda.matmul.fp32_precision": "tf32",
-            "cudnn.conv.fp32_precision": "ieee",
-            "mkldnn.matmul.fp32_precision": "bf16",
-            "cuda.matmul.allow_bf16_reduced_precision_reduction": False,
-            "cuda.matmul.allow_fp16_reduced_precision_reduction": False,
-            "cuda.matmul.allow_fp16_accumulation": True,
-            "cudnn.enabled": False,
-            "cudnn.benchmark": True,
-            "cudnn.benchmark_limit": 3,
-            "cudnn.deterministic": True,
-            "mkldnn.deterministic": True,
-            "mkldnn.enabled": False,
-        }.items()
-    },
-    "deterministic": torch_call("use_deterministic_algorithms", True, False),
-    "default dtype": torch_call("set_default_dtype", torch.float64, torch.float32),
-    "subnormal numbers": torch_call("set_flush_denormal", True, False),
-    "flash attention": torch_call("backends.cuda.enable_flash_sdp", False, True),
-    "attention in blocks": torch_call("backends.cuda.enable_mem_efficient_sdp", False, True),
-    "plain attention": torch_call("backends.cuda.enable_math_sdp", False, True),
-    "cuDNN's attention": torch_call("backends.cuda.enable_cudnn_sdp", False, True),
-    "attention's sums": torch_call("backends.cuda.allow_fp16_bf16_reduction_math_sdp", True, False),
-    "which attention comes first": inside(
-        lambda: torch.nn.attention.sdpa_kernel(list(torch.nn.attention.SDPBackend.__members__.values())[:0:-1], True)
-    ),
-    "autocast": inside(lambda: torch.autocast("cpu", torch.bfloat16)),
+BACKENDS = {
+    "cuda.matmul.fp32_precision": "tf32",
+    "cudnn.conv.fp32_precision": "ieee",
+    "mkldnn.matmul.fp32_precision": "bf16",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction": False,
+    "cuda.matmul.allow_fp16_reduced_precision_reduction": False,
+    "cuda.matmul.allow_fp16_accumulation": True,
+    "cudnn.enabled": False,
+    "cudnn.benchmark": True,
+    "cudnn.benchmark_limit": 3,
+    "cudnn.deterministic": True,
+    "mkldnn.deterministic": True,
+    "mkldnn.enabled": False,
+}
+FUNCTIONS = {
+    "use_deterministic_algorithms": True,
+    "set_default_dtype": torch.float64,
+    "set_flush_denormal": True,
+    "backends.cuda.enable_flash_sdp": False,
+    "backends.cuda.enable_mem_efficient_sdp": False,
+    "backends.cuda.enable_math_sdp": False,
+    "backends.cuda.enable_cudnn_sdp": False,
+    "backends.cuda.allow_fp16_bf16_reduction_math_sdp": True,
+}
+VARIABLES = (
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"),
+    *("ONEDNN_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "OPENBLAS_CORETYPE_"),
+    *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "PYTORCH_TUNABLEOP_ENABLED"),
+)
+KERNELS_REVERSED = list(torch.nn.attention.SDPBackend.__members__.values())[:0:-1]
+SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], AbstractContextManager[Any] | None]] = {
+    **{name: lambda _, given=(name, value): changed(*given) for name, value in BACKENDS.items()},
+    **{name: lambda _, given=(name, value): called(*given) for name, value in FUNCTIONS.items()},
+    **{name: lambda patched, name=name: patched.setenv(name, "1") for name in VARIABLES},
+    "order of attention kernels": lambda _: torch.nn.attention.sdpa_kernel(KERNELS_REVERSED, True),
+    "autocast": lambda _: torch.autocast("cpu", torch.bfloat16),
     "threads": lambda patched: patched.setattr(torch, "get_num_threads", lambda: 7),
-    **{
-        name: variable(name)
-        for name in (
-            *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"),
-            *("ONEDNN_DEFAULT_FPMATH_MODE", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "OPENBLAS_CORETYPE_"),
-            *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "PYTORCH_TUNABLEOP_ENABLED"),
-        )
-    },
 }
 
 
-@pytest.mark.parametrize("what", TOLD)
-def test_what_torch_and_its_libraries_are_told_is_among_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_of_torch_and_its_libraries_are_in_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = numerics_digest(CPU)
-    with monkeypatch.context() as patched:
-        around = TOLD[what](patched)
-        if isinstance(around, AbstractContextManager):
-            with around:
-                assert numerics_digest(CPU) != before
-        else:
-            assert numerics_digest(CPU) != before
+    with monkeypatch.context() as patched, SWITCHES[name](patched) or nullcontext():
+        assert numerics_digest(CPU) != before
     assert numerics_digest(CPU) == before
 
 
@@ -236,7 +204,7 @@ def test_its_driver_and_libraries_are_among_it(
     found.append(module.gpu(GPU))
     (tmp_path / "driver").unlink()
     found.append(module.gpu(GPU))
-    assert machine.this_machine() in found[-1], "of an unknown driver nobody knows whether it is another's"
+    assert machine.this_machine() in found[-1], "an unknown driver may be another machine's"
     for target, name, value in (
         (torch.version, "cuda", "1.0"),
         (torch.version, "hip", "1.0"),
@@ -245,7 +213,7 @@ def test_its_driver_and_libraries_are_among_it(
         with monkeypatch.context() as patched:
             patched.setattr(target, name, value)
             found.append(module.gpu(GPU))
-    assert all(one != other for place, one in enumerate(found) for other in found[:place])
+    assert all(one != other for index, one in enumerate(found) for other in found[:index])
 
 
 def test_the_build_of_torch_and_versions_are_among_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is put away comes back as it was, and its room is used again; what cannot be put away says why."""
+"""Offloaded tensors come back as they were, and their memory is reused; errors say what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import gc
 import os
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import torch
 
 from vlm_pg.errors import ModelError
 from vlm_pg.models import offloading
-from vlm_pg.models.offloading import FileOnDisk, HostMemory, Offloaded, OffloadLane, offload_target, pinned_pieces
+from vlm_pg.models.offloading import FileOnDisk, HostMemory, OffloadLane, offload_target, pinned_pieces
 
 TENSORS = {
     "fp32": torch.randn(3, 5),
@@ -30,7 +32,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
-def test_it_comes_back_as_often_as_it_is_asked_for(tensor: torch.Tensor, tmp_path: Path) -> None:
+def test_every_get_returns_the_tensor(tensor: torch.Tensor, tmp_path: Path) -> None:
     stored = offload_target(torch.device("cpu"), tmp_path).put(tensor)
     stored.fetch()
     for _ in range(2):
@@ -41,7 +43,7 @@ def test_it_comes_back_as_often_as_it_is_asked_for(tensor: torch.Tensor, tmp_pat
 
 
 class FakeStream:
-    """Copies are made at once; what a stream is asked for is noted."""
+    """Copies are made at once; waits are recorded."""
 
     def __init__(self, *_: object) -> None:
         self.waited: list[object] = []
@@ -57,7 +59,7 @@ class FakeStream:
 
 @pytest.fixture
 def fake_streams(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStream, list[object]]:
-    """The current stream, and for which ones the memory of tensors is kept."""
+    """The current stream, and those for which tensors' memory is reserved."""
     here, recorded = FakeStream(), []
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
@@ -70,31 +72,31 @@ def fake_streams(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeStream, list[obje
 @pytest.mark.parametrize("tensor", [*TENSORS.values(), torch.randn(70_001)], ids=[*TENSORS, "several pieces"])
 def test_host_memory_on_fake_streams(tensor: torch.Tensor, fake_streams: tuple[FakeStream, list[object]]) -> None:
     here, recorded = fake_streams
-    place: Any = HostMemory(torch.device("cpu"))
-    stored: Any = place.put(tensor)
-    assert place.offload_stream.waited == [here] and recorded == [place.offload_stream]
+    target: Any = HostMemory(torch.device("cpu"))
+    stored: Any = target.put(tensor)
+    assert target.offload_stream.waited == [here] and recorded == [target.offload_stream]
     for _ in range(2):
         back = stored.get()
         assert back.dtype == tensor.dtype and torch.equal(back, tensor)
         assert back.stride() == torch.empty_like(tensor).stride()
     # The copy home begins after the one away, and is waited for where its result is used.
-    assert place.prefetch_stream.waited == 2 * [stored._copied] and len(here.waited) == 2
-    assert recorded == [place.offload_stream, here, here]
+    assert target.prefetch_stream.waited == 2 * [stored._copied] and len(here.waited) == 2
+    assert recorded == [target.offload_stream, here, here]
 
 
 def test_host_memory_is_written_to_again_behind_what_reads_it(fake_streams: object) -> None:
-    place: Any = HostMemory(torch.device("cpu"))
-    first: Any = place.put(torch.ones(70_001))
+    target: Any = HostMemory(torch.device("cpu"))
+    first: Any = target.put(torch.ones(70_001))
     pieces = [piece.data_ptr() for piece in first._pieces]
     first.get(), first.get()
     last_read = first._reads[0]
     del first
-    place.offload_stream.waited.clear()
-    second: Any = place.put(torch.zeros(70_000))
+    target.offload_stream.waited.clear()
+    second: Any = target.put(torch.zeros(70_000))
     assert [piece.data_ptr() for piece in second._pieces] == pieces and len(pieces) > 1
-    assert place.offload_stream.waited[:-1] == len(pieces) * [last_read]
+    assert target.offload_stream.waited[:-1] == len(pieces) * [last_read]
     assert torch.equal(second.get(), torch.zeros(70_000))
-    third: Any = place.put(torch.full((70_000,), 3.0))  # the second one is still there
+    third: Any = target.put(torch.full((70_000,), 3.0))  # the second one is still there
     assert not {piece.data_ptr() for piece in third._pieces} & set(pieces)
     assert torch.equal(second.get(), torch.zeros(70_000)) and torch.equal(third.get(), torch.full((70_000,), 3.0))
 
@@ -108,21 +110,21 @@ def test_pinned_memory_is_little_more_than_what_lies_in_it() -> None:
 
 
 def test_room_is_used_again(tmp_path: Path) -> None:
-    place = FileOnDisk(tmp_path)
-    kept = place.put(torch.ones(8))
+    target = FileOnDisk(tmp_path)
+    first = target.put(torch.ones(8))
     for value in range(5):
-        passing = place.put(torch.full((8,), float(value)))
+        passing = target.put(torch.full((8,), float(value)))
         del passing
         gc.collect()
-    assert place.size == 2 * 8 * 4
-    assert torch.equal(kept.get(), torch.ones(8))
+    assert target.size == 2 * 8 * 4
+    assert torch.equal(first.get(), torch.ones(8))
     assert not list(tmp_path.iterdir())  # the file has no name
 
 
 def test_a_copy_has_a_file_of_its_own(tmp_path: Path) -> None:
-    place = FileOnDisk(tmp_path)
-    stored = place.put(torch.ones(4))
-    deepcopy(place).put(torch.zeros(4))
+    target = FileOnDisk(tmp_path)
+    stored = target.put(torch.ones(4))
+    deepcopy(target).put(torch.zeros(4))
     assert torch.equal(stored.get(), torch.ones(4))
 
 
@@ -135,12 +137,12 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    place = FileOnDisk(tmp_path)
+    target = FileOnDisk(tmp_path)
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(
         ModelError, match=r"No space left on device in .*Set model.offload_folder to a folder with more"
     ):
-        place.put(torch.ones(4))
+        target.put(torch.ones(4))
 
 
 def test_writes_and_reads_may_come_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,45 +153,36 @@ def test_writes_and_reads_may_come_in_parts(tmp_path: Path, monkeypatch: pytest.
     assert torch.equal(FileOnDisk(tmp_path).put(tensor).get(), tensor)
 
 
-class _Noting:
-    """A place that notes in which order its tensors are brought back."""
+class _Recorded:
+    """A tensor that records its prefetches and reads."""
 
-    name = "here"
-
-    def __init__(self) -> None:
-        self.events: list[str] = []
-
-    def put(self, tensor: torch.Tensor) -> Offloaded:
-        return _Noted(self, tensor)
-
-
-class _Noted:
-    def __init__(self, place: _Noting, tensor: torch.Tensor):
-        self._place, self._tensor = place, tensor
+    def __init__(self, events: list[str], tensor: torch.Tensor):
+        self._events, self._tensor = events, tensor
 
     def fetch(self) -> None:
-        self._place.events.append(f"fetch {int(self._tensor[0])}")
+        self._events.append(f"fetch {int(self._tensor[0])}")
 
     def get(self) -> torch.Tensor:
-        self._place.events.append(f"get {int(self._tensor[0])}")
+        self._events.append(f"get {int(self._tensor[0])}")
         return self._tensor
 
 
 def test_the_layer_before_is_on_its_way() -> None:
-    """Layer 2 is asked for: what else it has put away and layer 1's are fetched; what was taken never again."""
-    place = _Noting()
-    lane = OffloadLane(place, least_bytes=8)
-    kept = []
+    """A read of layer 2 prefetches its other tensors and those of layer 1, once."""
+    events: list[str] = []
+    target: Any = SimpleNamespace(put=partial(_Recorded, events))
+    lane = OffloadLane(target, least_bytes=8)
+    layers = []
     for layer in range(3):
         lane.next_layer()
-        kept.append([lane.put(torch.full((4,), 10 * layer + part)) for part in range(2)])
+        layers.append([lane.put(torch.full((4,), 10 * layer + part)) for part in range(2)])
     small = lane.put(torch.tensor([7], dtype=torch.int32))
-    kept[2][0].get()
-    assert sorted(place.events[:-1]) == ["fetch 10", "fetch 11", "fetch 21"] and place.events[-1] == "get 20"
-    place.events.clear()
-    kept[2][1].get()
-    kept[1][0].get()
-    assert "fetch 20" not in place.events and "fetch 21" not in place.events
-    assert place.events[-1] == "get 10" and {"fetch 0", "fetch 1", "fetch 11"} <= set(place.events)
-    place.events.clear()
-    assert int(small.get()) == 7 and not place.events  # too small to be moved
+    layers[2][0].get()
+    assert sorted(events[:-1]) == ["fetch 10", "fetch 11", "fetch 21"] and events[-1] == "get 20"
+    events.clear()
+    layers[2][1].get()
+    layers[1][0].get()
+    assert "fetch 20" not in events and "fetch 21" not in events
+    assert events[-1] == "get 10" and {"fetch 0", "fetch 1", "fetch 11"} <= set(events)
+    events.clear()
+    assert int(small.get()) == 7 and not events  # too small to be moved

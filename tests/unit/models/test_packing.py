@@ -35,27 +35,19 @@ def rows_read(batch: PackedBatch | ChunkBatch) -> list[int]:
     return [rows[index] for index in batch.predict_rows.tolist()]
 
 
-def test_prefixes_first_then_what_is_read_of_the_responses() -> None:
+def test_prefixes_come_first_and_first_tokens_are_predicted_by_their_ends() -> None:
     batch = pack([group([1, 2, 3], [7, 8, 9], [6]), group([4, 5], [7, 6])], CPU)
     assert batch.input_ids.tolist() == [1, 2, 3, 4, 5, 7, 8, 7]
-    assert batch.tree.lengths == (3, 2, 2, 1)
-    assert batch.tree.parents == (-1, -1, 0, 1)
+    assert batch.positions_3T.tolist() == [[0, 1, 2, 0, 1, 3, 4, 2]] * 3
+    assert (batch.tree.lengths, batch.tree.parents) == ((3, 2, 2, 1), (-1, -1, 0, 1))
     assert batch.reads == ("last", "last", "all", "all")
-    assert batch.num_tokens == 8
-    assert batch.num_prompt_tokens == 5
-
-
-def test_first_tokens_are_predicted_by_the_prefix_end() -> None:
-    batch = pack([group([1, 2, 3], [7, 8, 9], [6]), group([4, 5], [7, 6])], CPU)
+    assert (batch.num_tokens, batch.num_prompt_tokens) == (8, 5)
     assert rows_read(batch) == [2, 5, 6, 2, 4, 7]
     assert batch.targets.tolist() == [7, 8, 9, 6, 7, 6]
     # Of the prefixes only the last rows are read: 2, 4, then the responses' 5, 6, 7.
     assert batch.predict_rows.tolist() == [0, 2, 3, 0, 1, 4]
-
-
-def test_responses_of_a_group_share_their_positions() -> None:
-    batch = pack([group([1, 2, 3], [7, 8, 9], [7, 6])], CPU)
-    assert batch.positions_3T.tolist() == [[0, 1, 2, 3, 4, 3]] * 3
+    parts = batch.split(torch.arange(6))
+    assert [[response.tolist() for response in of_group] for of_group in parts] == [[[0, 1, 2], [3]], [[4, 5]]]
 
 
 def test_media_rows_point_into_the_stream() -> None:
@@ -81,10 +73,10 @@ def on_video(question: list[int], *responses: list[int], key: str = "x") -> Resp
 
 
 def test_questions_on_one_video_hold_it_once() -> None:
-    """Another video stands between them; its features keep their place in the groups' features."""
+    """Another video is between them; its features keep their index in the groups' features."""
     groups = [on_video([3, 4], [7, 8]), on_video([3], [6, 7], key="y"), on_video([5], [8, 8, 8], [6])]
     batch = pack(groups, CPU)
-    # The shared video with a question node each, which is why it stands first; the other video's prompt; responses.
+    # The shared video first, as it has question nodes; the other video's prompt; the questions; responses.
     assert batch.tree.lengths == (72, 73, 2, 1, 1, 1, 2)
     assert batch.tree.parents == (-1, -1, 0, 0, 1, 2, 3)
     assert batch.reads == ("none", "last", "last", "last", "all", "all", "all")
@@ -113,11 +105,8 @@ def test_equal_prompts_are_one_node() -> None:
 
 def test_prefixes_alone() -> None:
     batch = pack_prefixes([on_video([3, 4], [7, 8]), on_video([5], [8, 8, 8], [6])], CPU)
-    assert batch.tree.lengths == (72, 2, 1)
-    assert batch.reads == ("none", "last", "last")
-    assert batch.end_nodes == (1, 2)
-    assert batch.num_tokens == 75
-    assert batch.tokens_shared == 72
+    assert (batch.tree.lengths, batch.reads, batch.end_nodes) == ((72, 2, 1), ("none", "last", "last"), (1, 2))
+    assert (batch.num_tokens, batch.tokens_shared) == (75, 72)
 
 
 def test_a_chunk_holds_its_responses_rows_only() -> None:
@@ -193,12 +182,6 @@ def test_chunks_are_checked() -> None:
         pack_chunk(prefixes, groups, [[]], CPU)
     with pytest.raises(ValueError, match="Indices go from 0 to 1"):
         pack_chunk(prefixes, groups, [[2]], CPU)
-
-
-def test_split_gives_values_back_by_response() -> None:
-    batch = pack([group([1], [7, 8], [6]), group([4], [7, 6, 5])], CPU)
-    parts = batch.split(torch.arange(6))
-    assert [[response.tolist() for response in of_group] for of_group in parts] == [[[0, 1], [2]], [[3, 4, 5]]]
 
 
 def test_token_counts() -> None:

@@ -46,7 +46,7 @@ def parts_of(family: str) -> tuple[Part, ...]:
 
 
 def packed(family: str, chunks: bool) -> Streams:
-    """On the host, where lengths and places are known."""
+    """On the host, where lengths and rows are known."""
     groups = groups_of(family)
     if not chunks:
         return Streams((pack(groups, CPU),))
@@ -101,13 +101,13 @@ def check_gradients(policy: Policy, parts: Sequence[Part]) -> None:
     assert reached == set(parts)
 
 
-# The same layers as with a tower, and they take longest.
-SLOW = ("qwen3_5_text", "qwen3_5_moe_text")
+def families(names: Sequence[str], *usual: str) -> pytest.MarkDecorator:
+    """Of each kind of layer and tower one is in the usual run."""
+    params = [pytest.param(name, marks=() if name in usual else pytest.mark.matrix) for name in names]
+    return pytest.mark.parametrize("family", params)
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.matrix if name in SLOW else ()) for name in FAMILY_NAMES]
-)
+@families(FAMILY_NAMES, "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5")
 def test_forward_of_an_update(family: str) -> None:
     streams = packed(family, chunks=False)
     with faked() as strict:
@@ -123,9 +123,9 @@ def test_forward_of_an_update(family: str) -> None:
         {"gradient_checkpointing": True, "mlp_tile_rows": 64},
         {"gradient_checkpointing": True, "vision_piece_tokens": 16},
     ],
-    ids=["kept", "MLPs in tiles", "tower in pieces"],
+    ids=["plain", "MLPs in tiles", "tower in pieces"],
 )
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@families(["qwen2_5_vl", "qwen3_vl"], "qwen3_vl")
 def test_forward_with_what_saves_memory(family: str, settings: dict[str, Any]) -> None:
     streams = packed(family, chunks=False)
     with faked():
@@ -134,14 +134,14 @@ def test_forward_with_what_saves_memory(family: str, settings: dict[str, Any]) -
         losses(policy, streams, CUDA, entropy_graph=True)
 
 
-@pytest.mark.parametrize("family", VL_FAMILY_NAMES)
+@families(VL_FAMILY_NAMES, "qwen3_5")
 def test_forward_in_chunks(family: str) -> None:
     streams = packed(family, chunks=True)
     with faked():
         losses(fake_policy(family, CUDA, train=ALL, gradient_checkpointing=True), streams, CUDA)
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"])
+@families(VL_FAMILY_NAMES[:5], "qwen2_5_vl", "qwen3_vl_moe")
 def test_backward_of_an_update(family: str) -> None:
     streams = packed(family, chunks=False)
     with faked() as strict:
@@ -152,7 +152,7 @@ def test_backward_of_an_update(family: str) -> None:
 
 
 @pytest.mark.parametrize("parts", [("language",), ("merger",), ("tower", "merger")], ids="+".join)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@families(["qwen2_5_vl", "qwen3_vl"], "qwen3_vl")
 def test_backward_where_parts_are_frozen(family: str, parts: tuple[Part, ...]) -> None:
     streams = packed(family, chunks=False)
     with faked():
@@ -161,7 +161,7 @@ def test_backward_where_parts_are_frozen(family: str, parts: tuple[Part, ...]) -
         check_gradients(policy, parts)
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix)])
+@families(["qwen2_5_vl", "qwen3_5"], "qwen2_5_vl")
 def test_backward_in_chunks(family: str) -> None:
     streams = packed(family, chunks=True)
     with faked():
@@ -172,7 +172,7 @@ def test_backward_in_chunks(family: str) -> None:
 
 
 @pytest.mark.parametrize("device", [CUDA, CPU], ids=str)
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix)])
+@families(["qwen2_5_vl", "qwen3_5"], "qwen2_5_vl")
 def test_adapters(family: str, device: torch.device) -> None:
     pytest.importorskip("peft")
     streams = packed(family, chunks=False)
@@ -181,10 +181,6 @@ def test_adapters(family: str, device: torch.device) -> None:
         losses(policy, streams, device)
         if device == CPU:
             check_gradients(policy, ("language",))
-
-
-# One of each kind of layer and tower stays; the others differ in what a whole stream's tests see, too.
-LONG = (*SLOW, "qwen2", "qwen3_moe", "qwen3_5_moe")
 
 
 @contextmanager
@@ -239,35 +235,27 @@ def check_that_they_meet(found: dict[int, list[tuple[str, list[int], list[int]]]
                 assert sent == awaited, f"{name} {number}: rank {sender} sends {sent}, {receiver} waits for {awaited}"
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in FAMILY_NAMES]
-)
+@families(FAMILY_NAMES, "qwen2_5_vl", "qwen3_5")
 def test_forward_of_an_update_on_ranks(family: str) -> None:
     check_that_they_meet({rank: update(family, CUDA, 2, rank) for rank in range(2)})
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen3_vl", *(pytest.param(n, marks=pytest.mark.matrix) for n in ("qwen2_5_vl", "qwen3_5"))]
-)
+@families(["qwen3_vl", "qwen2_5_vl", "qwen3_5"], "qwen3_vl")
 def test_forward_in_chunks_on_four(family: str) -> None:
     check_that_they_meet({rank: update(family, CUDA, 4, rank, chunks=True) for rank in range(4)})
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["qwen2_5_vl"]
-    + [pytest.param(n, marks=pytest.mark.matrix) for n in ("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5")],
-)
+@families(VL_FAMILY_NAMES[:5], "qwen2_5_vl")
 def test_backward_of_an_update_on_ranks(family: str) -> None:
     check_that_they_meet({rank: update(family, CPU, 2, rank) for rank in range(2)})
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix)])
+@families(["qwen2_5_vl", "qwen3_5"], "qwen2_5_vl")
 def test_backward_in_chunks_on_four(family: str) -> None:
     check_that_they_meet({rank: update(family, CPU, 4, rank, chunks=True) for rank in (0, 1)})
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", pytest.param("qwen3_5", marks=pytest.mark.matrix)])
+@families(["qwen2_5_vl", "qwen3_5"], "qwen2_5_vl")
 def test_adapters_on_ranks(family: str) -> None:
     pytest.importorskip("peft")
     settings = {"train": ("language",), "lora": LoraSettings()}
@@ -276,14 +264,14 @@ def test_adapters_on_ranks(family: str) -> None:
 
 
 def test_a_wait_in_a_pass_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows asked of the device, as they once were."""
+    """Rows read from the device."""
     media = StreamShare.media
 
-    def asks(self: StreamShare, media_rows: Any, features: torch.Tensor) -> Any:
+    def reads(self: StreamShare, media_rows: Any, features: torch.Tensor) -> Any:
         features.cpu()
         return media(self, media_rows, features)
 
-    monkeypatch.setattr(StreamShare, "media", asks)
+    monkeypatch.setattr(StreamShare, "media", reads)
     with pytest.raises(FaultOnDevice, match="from the device to the host"):
         update("qwen2_5_vl", CUDA, 2, 0)
 

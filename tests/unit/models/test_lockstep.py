@@ -1,4 +1,4 @@
-"""Ranks that want different things run the same parts in the same order, and none is left behind."""
+"""Ranks that need different modules run the same ones in the same order, and all of them finish."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Meeting:
 
 
 def run_ranks(wanted: list[list[str]]) -> list[list[tuple[str, bool]]]:
-    """What each rank ran, and whether it was for itself."""
+    """Modules that each rank ran, and whether it needed them."""
     meeting = Meeting(len(wanted))
     ran: list[list[tuple[str, bool]]] = [[] for _ in wanted]
 
@@ -40,11 +40,11 @@ def run_ranks(wanted: list[list[str]]) -> list[list[tuple[str, bool]]]:
         def idle(part: str) -> Callable[[], None]:
             return lambda: ran[index].append((part, False))
 
-        turns = Lockstep({part: idle(part) for part in PARTS}, torch.device("cpu"))
-        turns._agree = lambda number: meeting.smallest(index, number)  # type: ignore[method-assign]
+        lockstep = Lockstep({part: idle(part) for part in PARTS}, torch.device("cpu"))
+        lockstep._agree = lambda number: meeting.smallest(index, number)  # type: ignore[method-assign]
         for part in wanted[index]:
-            turns.run(part, lambda part=part: ran[index].append((part, True)))
-        turns.finish()
+            lockstep.run(part, lambda part=part: ran[index].append((part, True)))
+        lockstep.finish()
 
     threads = [threading.Thread(target=rank, args=(index,)) for index in range(len(wanted))]
     for thread in threads:
@@ -63,19 +63,17 @@ def run_ranks(wanted: list[list[str]]) -> list[list[tuple[str, bool]]]:
         [[], []],
     ],
 )
-def test_all_run_the_same_parts_and_each_gets_what_it_wants(wanted: list[list[str]]) -> None:
+def test_all_run_the_same_modules_and_each_those_it_needs(wanted: list[list[str]]) -> None:
     ran = run_ranks(wanted)
     orders = [[part for part, _ in of_rank] for of_rank in ran]
     assert all(order == orders[0] for order in orders)
-    for of_rank, asked in zip(ran, wanted, strict=True):
-        assert [part for part, own in of_rank if own] == asked
+    for of_rank, own_order in zip(ran, wanted, strict=True):
+        assert [part for part, own in of_rank if own] == own_order
 
 
 def test_a_rank_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = tiny_policy()
-    monkeypatch.setattr(
-        Lockstep, "finish", lambda self: pytest.fail("it helped the others before it said what is wrong")
-    )
+    monkeypatch.setattr(Lockstep, "finish", lambda self: pytest.fail("it waited for the others before it raised"))
 
     def fail() -> None:
         with policy.independent_ranks(scattered=True):
@@ -87,7 +85,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(monkeypatch: pytest.Monk
     assert policy.lockstep is None
 
 
-def test_one_file_knows_how_sharded_weights_are_marked() -> None:
+def test_only_weights_py_reads_the_mark_of_sharded_weights() -> None:
     weights = torch.nn.Linear(2, 2)
     assert not is_sharded(weights)
     weights.bias.ds_id = 0  # type: ignore[attr-defined]
@@ -97,7 +95,7 @@ def test_one_file_knows_how_sharded_weights_are_marked() -> None:
 
 
 @torch.no_grad()
-def test_parts_run_idle_on_nothing() -> None:
+def test_noop_modules_run() -> None:
     for family in ("qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "qwen2"):
         for part in noop_modules(tiny_policy(family=family)).values():
             assert part().isfinite().all()  # type: ignore[attr-defined]
