@@ -1,4 +1,4 @@
-"""On a real GPU: every CUDA kernel against the oracle, and the grouped model against the repeated one in bf16."""
+"""On a real GPU: kernels against the oracle, the grouped model against the repeated one, liger, offloading."""
 
 from __future__ import annotations
 
@@ -6,16 +6,30 @@ import pytest
 import torch
 
 from tests.numerics.test_attention import random_inputs
-from tests.support.groups import KINDS, make_case, random_group, repeated_logprobs, tiny_policy, weighted_sum
+from tests.numerics.test_long_streams import ALL, INPUTS, STATES, groups_of, use
+from tests.support.groups import (
+    KINDS,
+    check_equal,
+    make_case,
+    outcome,
+    random_group,
+    repeated_logprobs,
+    tiny_policy,
+    weighted_sum,
+)
 from tests.support.tiny import VL_FAMILY_NAMES, tiny_model, tiny_processor
-from tests.unit.models.test_tower_attention import outcome
+from tests.unit.models.test_tower_attention import outcome as tower_outcome
 from vlm_pg.attention import PrefixTree, grouped_attention
 from vlm_pg.attention.kernels import KERNELS, available, select_kernel
 from vlm_pg.attention.kernels.oracle import oracle_attention
 from vlm_pg.attention.selfcheck import check_kernel
+from vlm_pg.models.liger import Liger, liger_of
 from vlm_pg.models.loading import make_policy
+from vlm_pg.models.offloading import HostMemory
+from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
-from vlm_pg.models.settings import PARTS, ModelSettings
+from vlm_pg.models.settings import PARTS, ModelSettings, Switch
+from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.models.tower_attention import attends_to_all_frames
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
@@ -107,11 +121,11 @@ def test_a_tower_over_all_frames_is_no_worse_than_frame_by_frame(family: str) ->
     policy = make_policy(tiny_model(family).to(CUDA, torch.bfloat16), tiny_processor(family), settings)
     reference = tiny_policy(family=family, train=PARTS)
     reference.model.load_state_dict({name: x.cpu().float() for name, x in policy.model.state_dict().items()})
-    expected, errors = outcome(reference), []
+    expected, errors = tower_outcome(reference), []
     for attention in ("sdpa", "eager"):
         policy.model.set_attn_implementation({"vision_config": attention})
         assert attends_to_all_frames(policy.family.vision_tower(policy.model)) == (attention == "sdpa")
-        found = outcome(policy)
+        found = tower_outcome(policy)
         pairs = zip(found, expected, strict=True)
         errors.append(sum(((a.cpu().float() - b).norm() / b.norm().clamp_min(1e-6)).item() for a, b in pairs))
     assert errors[0] <= 1.5 * errors[1]
@@ -132,3 +146,67 @@ def test_generation_and_training_agree_on_the_device(family: str) -> None:
             assert (rollout.rollout_logprobs - expected.cpu()).abs().max() < 1e-4
     weighted_sum(scored).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.model.parameters() if p.requires_grad)
+
+
+def liger_policy(liger: Switch, dtype: torch.dtype) -> Policy:
+    model = tiny_model().to("cuda", dtype)
+    return make_policy(model, tiny_processor(), ModelSettings(path="tiny", liger=liger))
+
+
+@pytest.mark.parametrize("switch", [True, "auto"])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_liger_kernels_give_the_same_values_and_gradients(dtype: torch.dtype, bound: float, switch: Switch) -> None:
+    pytest.importorskip("liger_kernel")
+    plain = liger_policy(False, dtype)
+    plain.fused_logits = False
+    case = make_case(plain, "video", 0)
+    groups = [random_group(plain, case, [5, 9, 1], 1)]
+    fast = liger_policy(switch, dtype)
+    assert liger_of(fast.model) == Liger(("rms_norm", "swiglu", "rope"))
+    assert fast.fuses_logits(dtype) == (dtype == torch.bfloat16)
+    from vlm_pg.models.liger_layers import swiglu
+
+    assert fast.model.model.language_model.layers[0].mlp.forward.__func__ is swiglu
+    results = []
+    for one in (plain, fast):
+        logprobs = torch.cat(one.logprobs(groups)[0])
+        logprobs.sum().backward()
+        gradients = {name: p.grad.float() for name, p in one.model.named_parameters() if p.grad is not None}
+        results.append((logprobs.detach(), gradients))
+    (expected, expected_gradients), (logprobs, gradients) = results
+    assert (logprobs - expected).norm() <= bound * expected.norm()
+    largest = max(gradient.norm() for gradient in expected_gradients.values())
+    for name, gradient in expected_gradients.items():
+        assert (gradients[name] - gradient).norm() <= bound * max(gradient.norm(), 1e-2 * largest), name
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 12], ids=["whole", "chunks"])
+@pytest.mark.parametrize("choice", [INPUTS, STATES, ALL], ids=["inputs", "states", "all"])
+def test_offloading_tiles_and_pieces_change_nothing(choice: MemoryChoice, chunk_tokens: int | None) -> None:
+    settings = ModelSettings(path="tiny", train=PARTS, gradient_checkpointing=True, attention_kernel="cuda-efficient")
+    policy = make_policy(tiny_model().cuda(), tiny_processor(), settings)
+    groups = groups_of(policy)
+    expected = outcome(policy, groups, chunk_tokens)
+    use(policy, choice)
+    for _ in range(3):  # streams of their own: a race would not show every time
+        check_equal(outcome(policy, groups, chunk_tokens), expected)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 4), (16, 70_001)])
+def test_host_memory_behind_a_busy_gpu(shape: tuple[int, int]) -> None:
+    """The copy waits for the values; their memory and the host's are reused as soon as allowed."""
+    target = HostMemory(CUDA)
+    work = torch.randn(4096, 4096, device=CUDA)
+    expected, stored = [], []
+    for number in range(8):
+        for _ in range(4):
+            work = (work @ work).clamp_(-1, 1)
+        # Each of the next ones is made in memory that the one before has left.
+        tensor = work[0, 0] * 0 + torch.full(shape, float(number), device=CUDA).t()
+        expected.append(torch.full(shape, float(number)).t())
+        stored.append(target.put(tensor))
+        del tensor
+    for wanted, offloaded in zip(expected, stored, strict=True):
+        for _ in range(2):
+            assert torch.equal(offloaded.get().cpu(), wanted)

@@ -18,6 +18,8 @@ import pytest
 from tests.support.processes import ONE_THREAD_NO_GPU
 from tests.support.runs import ROOT
 
+# The usual run counts bytes of live tensors instead (tests/unit/models/test_memory.py).
+pytestmark = pytest.mark.matrix
 MIB = 2**20
 
 
@@ -40,7 +42,6 @@ def test_a_long_prefix_trains_under_a_limit_that_is_too_low_without(tmp_path: Pa
     assert "can't allocate memory" in plain["failed"]
 
 
-@pytest.mark.matrix
 def test_gradients_agree_where_all_ways_fit(tmp_path: Path) -> None:
     lines = measure("--prefixes", "4096", "16384", folder=tmp_path, timeout_seconds=3600)
     assert len(lines) == 6 and all(line.get("gradient_difference", 0.0) < 2e-5 for line in lines)
@@ -51,7 +52,6 @@ def test_gradients_agree_where_all_ways_fit(tmp_path: Path) -> None:
     assert peaks[16384, "small"] < 4 * peaks[4096, "small"]
 
 
-@pytest.mark.matrix
 def test_65536_visual_tokens_train_under_a_limit(tmp_path: Path) -> None:
     arguments = ("--prefixes", "65536", "--ways", "small", "--cap-mb", "1800")
     (line,) = measure(*arguments, folder=tmp_path, timeout_seconds=3 * 3600)

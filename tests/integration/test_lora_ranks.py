@@ -1,7 +1,7 @@
-"""LoRA on two ranks, with the adapter-free policy as reference in reward and loss: the adapter of one process.
+"""LoRA and QLoRA on two ranks, with the adapter-free policy as reference in reward and loss: one process's adapter.
 
 Ranks have unlike many questions. Under ZeRO-3 the base weights are scattered; ``rollout.gather=layers`` leaves them so
-while the reference scores, where ranks take turns.
+while the reference scores, where ranks run in lockstep.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data_pipelines.embedded import main as prepare_embedded
 from tests.integration.test_deepspeed import deepspeed_config
+from tests.integration.test_lora_run import BASE, QUANTIZED, STEPS, write_lora_run
 from tests.support.layouts import distance
 from tests.support.processes import launch_ranks
-from tests.support.runs import ROOT, read_lines, run_cli, write_config
+from tests.support.runs import read_lines, run_cli
+from vlm_pg.models.loading import load_policy
 
 pytestmark = pytest.mark.matrix
 
 pytest.importorskip("peft")
 
-BASE = ROOT / "assets/tiny-qwen2_5-vl"
 # B begins at zero and is nothing but gradients, of which some are hardly more than their rounding.
-STEPS, TOLERANCE = 3, {"lora_A": 1e-5, "lora_B": 1e-4}
+TOLERANCE = {"lora_A": 1e-5, "lora_B": 1e-4}
 REFERENCES = {
     "reward": ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward"],
     "token_reward": ["algorithm.kl_coef=0.1", "algorithm.kl_in=token_reward"],
@@ -39,28 +39,31 @@ ENGINES = {
     "zero3-all": ["training.engine=deepspeed", "training.deepspeed_config={zero3}", "rollout.gather=all"],
     "zero3-layers": ["training.engine=deepspeed", "training.deepspeed_config={zero3}", "rollout.gather=layers"],
 }
-# Beside these, test_qlora_run.py has ZeRO-2 and ZeRO-3 with the reference in the loss.
-SAMPLE = [("zero3-layers", "reward")]
 ALL = [(engine, reference) for engine in ENGINES for reference in REFERENCES]
 
 
 @pytest.mark.parametrize(
-    "cases", [pytest.param(ALL, marks=pytest.mark.matrix, id="all"), pytest.param(SAMPLE, id="some")]
+    "cases, lora", [(ALL, []), ([(engine, "loss") for engine in ENGINES], [QUANTIZED])], ids=["lora", "nf4"]
 )
-def test_two_ranks_train_the_adapter_of_one_process(cases: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_two_ranks_train_the_adapter_of_one_process(
+    cases: list[tuple[str, str]], lora: list[str], tmp_path: Path
+) -> None:
+    if lora:
+        pytest.importorskip("bitsandbytes")
     config = write_lora_run(tmp_path)
     files = {name: _write_deepspeed(tmp_path / name, stage) for name, stage in (("zero2", 2), ("zero3", 3))}
     runs = [
-        REFERENCES[reference] + [value.format_map(files) for value in ENGINES[engine]] for engine, reference in cases
+        lora + REFERENCES[reference] + [value.format_map(files) for value in ENGINES[engine]]
+        for engine, reference in cases
     ]
     (tmp_path / "runs.json").write_text(json.dumps(runs))
     launch_ranks(
         *("tests.integration.zero_pairs", str(tmp_path), str(tmp_path / "runs.json")),
         timeout_seconds=120 + 30 * len(runs),
     )
-    expected = {name: _one_process(tmp_path, config, name) for name in {name for _, name in cases}}
-    for place, (engine, reference) in enumerate(cases):
-        alone, run = expected[reference], tmp_path / f"run-{place}"
+    expected = {name: _one_process(tmp_path, config, name, lora) for name in {name for _, name in cases}}
+    for index, (engine, reference) in enumerate(cases):
+        alone, run = expected[reference], tmp_path / f"run-{index}"
         apart = distance(_adapter(run), _adapter(alone))
         print(engine, reference, f"largest relative difference of a weight {max(apart.values()):.1e}")
         far = {name: value for name, value in apart.items() if not value <= TOLERANCE[name.split(".")[-2]]}
@@ -68,32 +71,8 @@ def test_two_ranks_train_the_adapter_of_one_process(cases: list[tuple[str, str]]
         kls = [[line["kl"] for line in read_lines(folder / "metrics.jsonl")] for folder in (run, alone)]
         assert kls[0] == pytest.approx(kls[1], rel=1e-4, abs=1e-7) and kls[0][-1] > 0
         assert not list((run / f"checkpoints/step-{STEPS:06d}").glob("model*.safetensors"))
-    _same_in_plain_peft(tmp_path / "run-0" / f"checkpoints/step-{STEPS:06d}")
-
-
-def write_lora_run(folder: Path) -> Path:
-    prepare_embedded(["--out", str(folder / "clips"), "--train", "24", "--eval", "8"])
-    sections = {
-        "model": {"path": str(BASE), "lora": {"rank": 4, "alpha": 8}},
-        "data": {"train": str(folder / "clips" / "train.jsonl")},
-        "media": {"workers": 0},
-        "prompt": {
-            "max_prompt_tokens": 100,
-            "instructions": {"multiple_choice": "Name the colours in order, then answer with a letter."},
-        },
-        # A pass of the reference takes one group, so that ranks ask it unequally often.
-        "rollout": {"num_generations": 4, "max_new_tokens": 20, "prefill_tokens": 130},
-        "training": {
-            "steps": STEPS,
-            "prompts_per_step": 3,
-            "micro_batch_tokens": 130,
-            "learning_rate": 1e-3,
-            "adam_epsilon": 1e-4,
-            "checked_updates": 9,
-        },
-        "observe": {"trackers": [], "report": False},
-    }
-    return write_config(folder / "run.yaml", sections)
+    if not lora:
+        _same_in_plain_peft(tmp_path / "run-0" / f"checkpoints/step-{STEPS:06d}")
 
 
 def _write_deepspeed(folder: Path, stage: int) -> str:
@@ -101,9 +80,9 @@ def _write_deepspeed(folder: Path, stage: int) -> str:
     return str(deepspeed_config(folder, stage))
 
 
-def _one_process(folder: Path, config: Path, reference: str) -> Path:
+def _one_process(folder: Path, config: Path, reference: str, lora: list[str]) -> Path:
     run = folder / f"alone-{reference}"
-    done = run_cli("train", str(config), f"run.dir={run}", *REFERENCES[reference])
+    done = run_cli("train", str(config), f"run.dir={run}", *REFERENCES[reference], *lora)
     assert done.returncode == 0, done.stdout + done.stderr
     return run
 
@@ -125,8 +104,6 @@ with torch.no_grad():
 
 def _same_in_plain_peft(checkpoint: Path) -> None:
     """The same logits in a process that knows nothing of this package, and in ours."""
-    from vlm_pg.models.loading import load_policy
-
     out = checkpoint.parent / "logits.safetensors"
     subprocess.run([sys.executable, "-c", PLAIN, str(BASE), str(checkpoint), str(out)], check=True, timeout=300)
     policy = load_policy(checkpoint, device="cpu")

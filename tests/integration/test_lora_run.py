@@ -1,4 +1,5 @@
-"""A run with a LoRA adapter: it trains, its checkpoints are adapters, and resumed equals uninterrupted, bit for bit."""
+"""Runs with a LoRA adapter beside whole weights, or weights in 4 bits: it trains, is all that is saved, and resumes bit
+for bit; it is exported and evaluated as it was trained."""
 
 from __future__ import annotations
 
@@ -6,94 +7,120 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
 from data_pipelines.embedded import main as prepare_embedded
-from tests.support.runs import ROOT, read_lines, run_cli
+from tests.support.runs import ROOT, read_lines, write_config
 from tests.support.short_run import short_run, train_here
+from vlm_pg.cli import main
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.lora import merge_adapter
+from vlm_pg.models.settings import LoraSettings, ModelSettings
 
 peft = pytest.importorskip("peft")
 
 STEPS = 3
 BASE = ROOT / "assets/tiny-qwen2_5-vl"
+QUANTIZED = "model.lora.quantize=nf4"
+WITH_KL = "algorithm.kl_coef=0.1"
+EACH_STEP = ("training.checkpoint_every=1", "training.keep_checkpoints=9")
+PRINTED = {"lora": "language trained (LoRA adapter of rank 4", "nf4": " of 178,752 weights in nf4, peak"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("lora")
-    prepare_embedded(["--out", str(path / "data"), "--train", "16", "--eval", "8"])
+def write_lora_run(folder: Path) -> Path:
+    prepare_embedded(["--out", str(folder / "clips"), "--train", "24", "--eval", "8"])
     sections = {
-        "include": [str(ROOT / "configs" / "embedded.yaml")],
-        "model": {"path": str(BASE), "train": ["language"], "lora": {"rank": 4, "alpha": 8}},
-        "data": {
-            "train": str(path / "data/train.jsonl"),
-            "eval": {name: str(path / "data/eval_seen.jsonl") for name in ("seen_orders", "unseen_orders")},
-        },
+        "model": {"path": str(BASE), "lora": {"rank": 4, "alpha": 8}},
+        "data": {"train": str(folder / "clips" / "train.jsonl")},
         "media": {"workers": 0},
-        "training": {"steps": STEPS, "prompts_per_step": 4, "checkpoint_every": 1, "keep_checkpoints": 9},
-        "rollout": {"num_generations": 4},
-        "algorithm": {"kl_coef": 0.05},
-        "eval": {"before": False, "controls": [], "control_sets": [], "headline_set": None},
+        "prompt": {
+            "max_prompt_tokens": 100,
+            "instructions": {"multiple_choice": "Name the colours in order, then answer with a letter."},
+        },
+        # A pass of the reference takes one group, so that ranks call it unequally often.
+        "rollout": {"num_generations": 4, "max_new_tokens": 20, "prefill_tokens": 130},
+        "training": {
+            "steps": STEPS,
+            "prompts_per_step": 3,
+            "micro_batch_tokens": 130,
+            "learning_rate": 1e-3,
+            "adam_epsilon": 1e-4,
+            "checked_updates": 9,
+        },
         "observe": {"trackers": [], "report": False},
     }
-    (path / "run.yaml").write_text(yaml.safe_dump(sections))
-    return path
-
-
-def start(folder: Path, run: str, *overrides: str) -> str:
-    done = run_cli("train", str(folder / "run.yaml"), f"run.dir={folder / run}", *overrides)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return write_config(folder / "run.yaml", sections)
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> tuple[Path, str]:
-    return folder / "whole", start(folder, "whole")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lora_run(tmp_path_factory.mktemp("lora"))
 
 
-def adapter(run: Path, step: int) -> dict[str, torch.Tensor]:
-    return load_file(run / f"checkpoints/step-{step:06d}" / "adapter_model.safetensors")
+def run_of(kind: str, config: Path) -> Path:
+    """The whole run, made once."""
+    run = config.parent / kind
+    if kind == "nf4":
+        pytest.importorskip("bitsandbytes")
+    if not run.exists():
+        done = train_here(config, f"run.dir={run}", *overrides(kind), *EACH_STEP)
+        assert done.code == 0 and PRINTED[kind] in done.printed, done.printed
+    return run
 
 
-def test_the_adapter_trains_and_is_all_that_is_saved(whole: tuple[Path, str]) -> None:
-    run, printed = whole
-    assert "LoRA adapter of rank 4" in printed
-    lines = read_lines(run / "metrics.jsonl")
+def overrides(kind: str) -> list[str]:
+    return [WITH_KL, *([QUANTIZED] if kind == "nf4" else [])]
+
+
+@pytest.fixture(params=PRINTED)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def whole(kind: str, config: Path) -> Path:
+    return run_of(kind, config)
+
+
+@pytest.fixture
+def whole_nf4(config: Path) -> Path:
+    return run_of("nf4", config)
+
+
+def checkpoint(run: Path, step: int = STEPS) -> Path:
+    return run / f"checkpoints/step-{step:06d}"
+
+
+def adapter(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint(run, step) / "adapter_model.safetensors")
+
+
+def test_the_adapter_trains_and_is_all_that_is_saved(whole: Path) -> None:
+    lines = read_lines(whole / "metrics.jsonl")
     assert all(line["grad_norm"] > 0 for line in lines)
     # At first B is zero and the policy is its reference; then it moves away.
     assert lines[0]["kl"] == 0 < lines[-1]["kl"]
-    first, last = adapter(run, 1), adapter(run, STEPS)
-    assert all((first[name] != last[name]).any() for name in first)
-    checkpoint = run / f"checkpoints/step-{STEPS:06d}"
-    assert not (checkpoint / "model.safetensors").exists() and not (checkpoint / "config.json").exists()
-    states = {name.rsplit("/", 2)[0] for name in load_file(checkpoint / "optimizer/rank-00000-00000.safetensors")}
-    assert len(states) == len(last) and all(".lora_" in name for name in states)
+    first, last = adapter(whole, 1), adapter(whole)
+    assert all(".lora_" in name and (first[name] != last[name]).any() for name in first)
+    assert not (checkpoint(whole) / "model.safetensors").exists() and not (checkpoint(whole) / "config.json").exists()
+    states = load_file(checkpoint(whole) / "optimizer/rank-00000-00000.safetensors")
+    trained = {name.rsplit("/", 2)[0] for name in states}
+    assert len(trained) == len(last) and all(".lora_" in name for name in trained)
 
 
-def test_resumed_equals_uninterrupted(folder: Path, whole: tuple[Path, str]) -> None:
-    start(folder, "resumed", f"run.resume={whole[0] / 'checkpoints/step-000001'}")
-    for file in ("adapter_model.safetensors", "optimizer/rank-00000-00000.safetensors"):
-        ours, theirs = (
-            load_file(run / f"checkpoints/step-{STEPS:06d}" / file) for run in (folder / "resumed", whole[0])
-        )
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    ours, theirs = (read_lines(run / "metrics.jsonl") for run in (folder / "resumed", whole[0]))
+def test_resumed_equals_uninterrupted(kind: str, whole: Path, config: Path, tmp_path: Path) -> None:
+    resume = f"run.resume={checkpoint(whole, 1)}"
+    assert train_here(config, f"run.dir={tmp_path}/run", *overrides(kind), resume).code == 0
+    files = [str(path.relative_to(checkpoint(whole))) for path in checkpoint(whole).rglob("*.safetensors")]
+    assert len(files) > 1, "the adapter and optimizer states"
+    for file in files:
+        ours, theirs = (load_file(checkpoint(run) / file) for run in (tmp_path / "run", whole))
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, theirs = (read_lines(run / "metrics.jsonl") for run in (tmp_path / "run", whole))
     for key in ("reward", "loss", "kl", "grad_norm"):
         assert [line[key] for line in ours] == [line[key] for line in theirs[1:]]
-
-
-@pytest.mark.matrix
-def test_a_checkpoint_loads_with_peft(folder: Path, whole: tuple[Path, str]) -> None:
-    from transformers import AutoModelForImageTextToText
-
-    checkpoint = whole[0] / f"checkpoints/step-{STEPS:06d}"
-    model = peft.PeftModel.from_pretrained(AutoModelForImageTextToText.from_pretrained(BASE), str(checkpoint))
-    loaded = peft.get_peft_model_state_dict(model)
-    saved = adapter(whole[0], STEPS)
-    assert loaded.keys() == saved.keys()
-    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+    other = train_here(config, f"run.dir={tmp_path}/other", WITH_KL, resume, "model.lora.rank=8")
+    assert other.code != 0 and "cannot be continued with model.lora=" in other.printed
 
 
 @pytest.mark.matrix
@@ -104,16 +131,37 @@ def test_a_rate_of_full_fine_tuning_is_warned_about(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_other_adapter_settings_are_refused_on_resume(folder: Path, whole: tuple[Path, str]) -> None:
-    command = [f"run.dir={folder / 'other'}", f"run.resume={whole[0] / 'checkpoints/step-000001'}", "model.lora.rank=8"]
-    done = run_cli("train", str(folder / "run.yaml"), *command)
-    assert done.returncode != 0
-    assert "cannot be continued with model.lora=" in done.stdout + done.stderr
+def test_an_adapter_without_settings_would_not_train(config: Path, tmp_path: Path) -> None:
+    path = f"model.path={checkpoint(run_of('lora', config), 1)}"
+    done = train_here(config, f"run.dir={tmp_path}/other", path, "model.lora=null")
+    assert done.code != 0 and "nothing would train" in done.printed
 
 
 @pytest.mark.matrix
-def test_an_adapter_without_settings_would_not_train(folder: Path, whole: tuple[Path, str]) -> None:
-    command = [f"run.dir={folder / 'other'}", f"model.path={whole[0] / 'checkpoints/step-000001'}", "model.lora=null"]
-    done = run_cli("train", str(folder / "run.yaml"), *command)
-    assert done.returncode != 0
-    assert "nothing would train" in done.stdout + done.stderr
+def test_export_merges_into_the_weights_as_they_were_read(
+    whole_nf4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(checkpoint(whole_nf4)), str(tmp_path / "out")]) == 0
+    assert "as it was read (the adapter trained beside its weights in nf4)" in capsys.readouterr().out
+    exported = load_policy(tmp_path / "out", device="cpu").model.state_dict()
+    expected = load_policy(checkpoint(whole_nf4), "fp32", "cpu").model  # the adapter on whole weights
+    merge_adapter(expected)
+    for name, weight in expected.state_dict().items():
+        torch.testing.assert_close(exported[name].float(), weight, rtol=1e-2, atol=1e-3)
+    base = load_policy(BASE, device="cpu").model.state_dict()
+    # What 4 bits are away is some 9 % of a weight; what was merged is far less.
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    assert 0 < (exported[name] - base[name]).float().norm() < 0.03 * base[name].float().norm()
+
+
+@pytest.mark.matrix
+def test_a_checkpoint_is_evaluated_as_it_was_trained(whole_nf4: Path, config: Path) -> None:
+    settings = ModelSettings(path=str(BASE), lora=LoraSettings(rank=4, alpha=8, quantize="nf4"))
+    policy = load_policy(checkpoint(whole_nf4), device="cpu", settings=settings)
+    saved = adapter(whole_nf4)
+    for name, weight in policy.model.named_parameters():
+        if ".lora_" in name:
+            assert torch.equal(weight, saved[f"base_model.model.{name.replace('.default', '')}"])
+    records = str(config.parent / "clips/eval_seen.jsonl")
+    short = ("eval.controls=[]", "eval.limit=2", "eval.num_generations=1", "media.workers=0")
+    assert main(["eval", str(checkpoint(whole_nf4)), f"data.eval.seen={records}", *short]) == 0

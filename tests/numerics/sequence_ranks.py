@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.numerics.test_prefix_run import SHAPES
+from tests.numerics.test_long_streams import CHUNKED
 from tests.support.groups import chunk_loss, random_groups, tiny_policy, token_weights
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
 from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, end_rank, max_over_ranks
@@ -35,7 +35,7 @@ SMALL = {"text": [2, 1]}
 
 
 def groups_of(policy: Policy, small: bool) -> list[ResponseGroup]:
-    shapes = SMALL if small else SHAPES
+    shapes = SMALL if small else CHUNKED
     kinds = [kind for kind in shapes if policy.family.reads_media or kind == "text"]
     groups = random_groups(policy, [(kind, shapes[kind]) for kind in kinds])
     if not small:

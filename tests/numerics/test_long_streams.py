@@ -11,6 +11,7 @@ from tests.support.groups import Outcome, check_equal, make_case, outcome, rando
 from vlm_pg.batching.plan import MicroBatch, chunk_responses
 from vlm_pg.models.micro_batches import pack_micro_batch, run_micro_batch
 from vlm_pg.models.offloading import FileOnDisk
+from vlm_pg.models.packing import pack_chunk, pack_prefixes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.models.tower_inputs import pieces
@@ -206,3 +207,34 @@ def test_a_forward_without_backward_gives_its_room_back(monkeypatch: pytest.Monk
         assert isinstance(target, FileOnDisk)
         ends.append(target.size)
     assert ends[0] > 0 and len(set(ends)) == 1
+
+
+CHUNKED = {"video": [5, 1, 9, 3, 2], "image": [1, 1], "text": [70, 4], "images": [6, 130, 1]}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize("train_vision", [False, True], ids=["frozen tower", "training tower"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe"])
+def test_chunks_equal_the_whole(family: str, train_vision: bool, checkpointing: bool) -> None:
+    policy = tiny_policy(family=family, train_vision=train_vision, gradient_checkpointing=checkpointing)
+    groups = random_groups(policy, CHUNKED.items())
+    expected = outcome(policy, groups, None)
+    check_equal(outcome(policy, groups, chunk_tokens=12), expected)
+
+
+def test_no_gradient_no_graph() -> None:
+    policy = tiny_policy()
+    groups = random_groups(policy, CHUNKED.items())
+    expected = policy.logprobs(groups)
+    with torch.no_grad():
+        prefixes = pack_prefixes(groups, policy.device)
+        features = policy.join_features(groups, policy.vision.encode([group.prompt for group in groups]))
+        states = policy(Policy.prefix_states, prefixes, features)
+        batch = pack_chunk(prefixes, groups, [[4, 0], [], [1], [0]], policy.device)
+        logprobs, _ = policy(Policy.chunk_logprobs, batch, states, 1.0)
+    assert not logprobs.requires_grad
+    video, image, text, images = batch.split(logprobs)
+    assert image == []
+    wanted = [expected[0][4], expected[0][0], expected[2][1], expected[3][0]]
+    for ours, theirs in zip([*video, *text, *images], wanted, strict=True):
+        assert (ours - theirs).abs().max() < 1e-5

@@ -151,3 +151,17 @@ def test_chunks_behind_shared_prompts_equal_one_pass(layout: object, checkpointi
     states.surrogate_loss(1.0).backward()
     gradients = {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
     check_equal((total, gradients), expected, 1e-4)
+
+
+@pytest.mark.parametrize("kind, lengths", [("video", [7]), ("video", [1]), ("image", [1, 1, 1])])
+def test_single_responses_and_single_tokens(kind: str, lengths: list[int]) -> None:
+    """Streams in which few or no rows are a response's own."""
+    policy = tiny_policy(train_vision=True)
+    oracle = plain_model(policy)
+    case = make_case(policy, kind, seed=1)
+    group = random_group(policy, case, lengths, seed=0)
+    logprobs, expected = policy.logprobs([group])[0], repeated_logprobs(oracle, case, group.responses)
+    torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
+    for values in (logprobs, expected):
+        weighted_sum([values]).backward()
+    assert max(gradient_errors(policy.model, oracle).values()) < 1e-4
