@@ -56,11 +56,12 @@ class FeatureStore:
         if entry is None:
             return None
         try:
-            features = _features(entry)
+            values = torch.from_numpy(entry.tensors[_FEATURES].copy())  # torch warns about read-only buffers
+            features = values.view(getattr(torch, entry.about["dtype"]))
             if features.is_floating_point() and features.shape == (prompt.num_visual_tokens, *self._shape):
                 return features
         except (KeyError, AttributeError, TypeError, RuntimeError, ValueError):
-            pass  # the file may hold anything, such as a dtype that does not fit its bytes
+            pass  # anything may be in the file, such as a dtype that does not fit its bytes
         self.store.remove_damaged(key)
         return None
 
@@ -88,11 +89,6 @@ class FeatureStore:
         made = [(host, part) for host, part in zip(hosts, parts, strict=True) if part.patches]
         calls = [(host, call) for host, part in made for call in self._calls_of(part.grids)]
         return key_of({"layout": _LAYOUT, "media": prompt.content_key, "tower": self._tower, "calls": calls})
-
-
-def _features(entry: Entry) -> Tensor:
-    values = torch.from_numpy(entry.tensors[_FEATURES].copy())  # the buffer is read-only, for which torch warns
-    return values.view(getattr(torch, entry.about["dtype"]))
 
 
 def _entry(features: Tensor) -> Entry:

@@ -1,24 +1,15 @@
-"""Forward passes of packed batches: hidden states and log-probabilities, with every sequence rank on its share.
-
-Groups beyond memory: the prefixes run once, responses follow in chunks, one backward goes through the prefixes.
-Exact: d loss / d weights = (d loss / d states)(d states / d weights) plus the chunks' own part, with the states of
-``PrefixStates``. Memory is one prefix and one chunk, whatever the number of responses.
-"""
+"""Hidden states and log-probabilities of packed batches, with every sequence rank on its share."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from vlm_pg.attention.plan import reading_plan
 from vlm_pg.attention.registration import AttentionContext
-from vlm_pg.models.contexts import ChunkContext, PrefixContext
 from vlm_pg.models.network import Network, check_features
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch
-from vlm_pg.models.prefix_states import PrefixStates, StateStore
 from vlm_pg.models.stream_share import StreamShare
 
 Batch = PackedBatch | PrefixBatch | ChunkBatch
@@ -101,48 +92,3 @@ def target_logprobs(
     )
     logprobs, entropies = (targets.gather(values) for values in mine)
     return logprobs, entropies
-
-
-def run_prefixes(network: Network, batch: PrefixBatch, features: Tensor | None) -> PrefixStates:
-    """The prefixes of some groups through the model once."""
-    states = StateStore(network.stream_memory.prefix_target if network.checkpointing else None)
-    context = PrefixContext(
-        states,
-        batch.tree,
-        network.kernel_here,
-        reading_plan(batch.tree, batch.reads),
-        network.checkpointing,
-        batch.share,
-    )
-    hidden = read_hidden(network, batch, context, features)
-    context.close()
-    return PrefixStates(hidden, states)
-
-
-def run_chunk(
-    network: Network, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0, entropy_graph: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities fp32 [R] of the chunk's response tokens and entropies, as ``Policy.forward`` gives them."""
-    hidden = last_hidden = states.last_hidden_for_chunk()
-    if batch.input_ids.shape[0]:
-        context = ChunkContext(
-            batch.tree,
-            reading_plan(batch.tree, batch.reads),
-            batch.node_of_prefix,
-            states.layers,
-            network.kernel_here,
-            network.checkpointing,
-            batch.share,
-        )
-        hidden = torch.cat([last_hidden, read_hidden(network, batch, context)])
-    return target_logprobs(network, batch, hidden, temperature, entropy_graph)
-
-
-def run_back(network: Network, states: PrefixStates, loss_scale: float, every_weight: bool) -> Tensor:
-    """``states.surrogate_loss``; with ``every_weight`` its backward also reaches an untied output head, with zeros."""
-    loss = states.surrogate_loss(loss_scale)
-    head = network.model.lm_head
-    tied = getattr(head, "weight", None) is network.model.get_input_embeddings().weight
-    if every_weight and not tied and any(parameter.requires_grad for parameter in head.parameters()):
-        loss = loss + network.logits(states.last_hidden.detach()[:1]).float().sum() * 0.0
-    return loss

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,6 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.tower_attention import attend_to_all_frames
-from vlm_pg.models.vision import lacking_in_tower, without_language, without_report
 from vlm_pg.models.weights import is_quantized, not_finite, quantize_linears
 
 _LISTED = 4
@@ -76,13 +76,13 @@ def load_policy(
         settings = settings.model_copy(update={"lora": None})
     import transformers
 
-    alone = {"config": without_language(config), "ignore_mismatched_sizes": True} if vision_alone else {}
+    alone = {"config": _without_language(config), "ignore_mismatched_sizes": True} if vision_alone else {}
     named, of_tower = family.model_class, _vision_attention(device, torch_dtype)
     try:
         model_class = getattr(transformers, named) if isinstance(named, str) else named
         quantizes = settings.lora is not None and settings.lora.quantize
         around = nullcontext() if reading is None or family.read_whole or quantizes else reading
-        with without_report() if vision_alone else around:
+        with _without_report() if vision_alone else around:
             model, found = model_class.from_pretrained(
                 str(path),
                 dtype=torch_dtype,
@@ -102,7 +102,17 @@ def load_policy(
             f"The model at {str(path)!r} has a config but could not be loaded: {error} A checkpoint needs its weights "
             "as safetensors and its processor files beside config.json."
         ) from error
-    _check_whole(str(path), lacking_in_tower(family, found) if vision_alone else found.get("missing_keys") or ())
+    # transformers fills them with random numbers.
+    lacking = sorted(map(str, found.get("missing_keys") or ()))
+    if vision_alone:
+        mismatched = [name for name, *_ in found.get("mismatched_keys") or ()]
+        lacking = sorted(name for name in lacking + mismatched if family.part_of(name) != "language")
+    if lacking:
+        listed = ", ".join(lacking[:_LISTED]) + (", ..." if len(lacking) > _LISTED else "")
+        raise ModelError(
+            f"The model at {str(path)!r} lacks {len(lacking)} of its weights ({listed}), which would be random numbers. "
+            "A checkpoint needs all of them; copy the missing safetensors files from where it comes from."
+        )
     read = ((name, p) for name, p in model.named_parameters() if not vision_alone or family.part_of(name) != "language")
     _check_finite(path, read)
     check_tokenizer(str(path), config, processor, family)
@@ -182,15 +192,29 @@ def make_policy(model: Any, processor: Any, settings: ModelSettings | None = Non
     return Policy(model, processor, family, settings, weights_version)
 
 
-def _check_whole(path: str, missing: Iterable[str]) -> None:
-    """Raise ModelError for missing weights, which transformers fills with random numbers."""
-    lacking = sorted(map(str, missing))
-    if lacking:
-        named = ", ".join(lacking[:_LISTED]) + (", ..." if len(lacking) > _LISTED else "")
-        raise ModelError(
-            f"The model at {path!r} lacks {len(lacking)} of its weights ({named}), which would be random numbers. A "
-            "checkpoint needs all of them; copy the missing safetensors files from where it comes from."
-        )
+def _without_language(config: Any) -> Any:
+    """A copy of ``config`` without decoder layers, whose vocabulary is one token; everything around the tower, by
+    which its weights are found and prompts are made, is as it was."""
+    config = deepcopy(config)
+    text = config.get_text_config()
+    text.num_hidden_layers, text.vocab_size = 0, 1
+    text.pad_token_id = None  # it would have to be in the vocabulary
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    return config
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Inside, transformers does not list the language model's weights as left out."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _check_finite(path: str | Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

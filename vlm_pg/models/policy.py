@@ -14,12 +14,12 @@ from torch import Tensor
 from vlm_pg.attention.plan import reading_plan
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models import checks
-from vlm_pg.models.contexts import TreeContext
+from vlm_pg.models.contexts import ChunkContext, PrefixContext, TreeContext
 from vlm_pg.models.family import Family, refuse_media
-from vlm_pg.models.forward import read_hidden, run_back, run_chunk, run_prefixes, target_logprobs
+from vlm_pg.models.forward import read_hidden, target_logprobs
 from vlm_pg.models.network import Lockstep, Network, noop_modules
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
-from vlm_pg.models.prefix_states import PrefixStates
+from vlm_pg.models.prefix_states import PrefixStates, StateStore
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt, ResponseGroup, VisualFeatures
@@ -174,18 +174,41 @@ class Policy(Network):
         return target_logprobs(self, batch, hidden, temperature, entropy_graph)
 
     def prefix_states(self, batch: PrefixBatch, features: Tensor | None) -> PrefixStates:
-        """Prompts alone, for groups beyond memory: what their responses need of them."""
-        return run_prefixes(self, batch, features)
+        """Prompts alone, for groups beyond memory: their states for the responses that follow in chunks.
+
+        One backward goes through the prompts after those of all chunks. Exact: d loss / d weights =
+        (d loss / d states)(d states / d weights) plus the chunks' own part. Memory is one prefix and one chunk,
+        whatever the number of responses.
+        """
+        states = StateStore(self.stream_memory.prefix_target if self.checkpointing else None)
+        reads = reading_plan(batch.tree, batch.reads)
+        context = PrefixContext(states, batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
+        hidden = read_hidden(self, batch, context, features)
+        context.close()
+        return PrefixStates(hidden, states)
 
     def chunk_logprobs(
         self, batch: ChunkBatch, states: PrefixStates, temperature: float = 1.0, entropy_graph: bool = False
     ) -> tuple[Tensor, Tensor]:
         """As ``stream_logprobs``, of some responses behind prompts that have run."""
-        return run_chunk(self, batch, states, temperature, entropy_graph)
+        hidden = last_hidden = states.last_hidden_for_chunk()
+        if batch.input_ids.shape[0]:
+            reads, kernel = reading_plan(batch.tree, batch.reads), self.kernel_here
+            behind = batch.node_of_prefix, states.layers
+            context = ChunkContext(batch.tree, reads, *behind, kernel, self.checkpointing, batch.share)
+            hidden = torch.cat([last_hidden, read_hidden(self, batch, context)])
+        return target_logprobs(self, batch, hidden, temperature, entropy_graph)
 
     def prefix_loss(self, states: PrefixStates, loss_scale: float, every_weight: bool) -> Tensor:
-        """Zero, whose backward carries what the chunks' backward passes left in ``states`` through the prompts."""
-        return run_back(self, states, loss_scale, every_weight)
+        """Zero, whose backward carries what the chunks' backward passes left in ``states`` through the prompts.
+
+        With ``every_weight`` it also reaches an untied output head, with zeros.
+        """
+        loss, head = states.surrogate_loss(loss_scale), self.model.lm_head
+        tied = getattr(head, "weight", None) is self.model.get_input_embeddings().weight
+        if every_weight and not tied and any(parameter.requires_grad for parameter in head.parameters()):
+            loss = loss + self.logits(states.last_hidden.detach()[:1]).float().sum() * 0.0
+        return loss
 
     def idle_vision_loss(self) -> Tensor:
         """Zero with a gradient path through the whole vision tower, for a rank whose questions have no media.

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, count, pairwise
-from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -15,7 +12,6 @@ from torch import Tensor
 
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.memory import tensor_bytes
-from vlm_pg.models.family import Family
 from vlm_pg.models.feature_store import FeatureStore
 from vlm_pg.models.tower_inputs import Grid, PixelGeometry, VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
@@ -277,35 +273,3 @@ def _grids(prompt: Prompt) -> Tensor:
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
     """Length of what two runs (from, to) have in common."""
     return max(0, min(one[1], other[1]) - max(one[0], other[0]))
-
-
-def without_language(config: Any) -> Any:
-    """A copy of ``config`` without decoder layers, whose vocabulary is one token; everything around the tower, by
-    which its weights are found and prompts are made, is as it was."""
-    config = deepcopy(config)
-    text = config.get_text_config()
-    text.num_hidden_layers, text.vocab_size = 0, 1
-    text.pad_token_id = None  # it would have to be in the vocabulary
-    if getattr(text, "layer_types", None):
-        text.layer_types = []
-    return config
-
-
-@contextmanager
-def without_report() -> Iterator[None]:
-    """Inside, transformers does not list the language model's weights as left out."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-
-
-def lacking_in_tower(family: Family, found: Mapping[str, Any]) -> list[str]:
-    """Weights of the tower that a checkpoint has not, or of another shape; what it has beyond is ignored."""
-    mismatched = (name for name, *_ in found.get("mismatched_keys") or ())
-    names = [*(found.get("missing_keys") or ()), *mismatched]
-    return sorted(name for name in names if family.part_of(name) != "language")
