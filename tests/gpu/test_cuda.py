@@ -18,7 +18,7 @@ from tests.support.groups import (
     weighted_sum,
 )
 from tests.support.tiny import VL_FAMILY_NAMES, tiny_model, tiny_processor
-from tests.unit.models.test_tower_attention import outcome as tower_outcome
+from tests.unit.models.test_vision import features_and_gradients
 from vlm_pg.attention import PrefixTree, grouped_attention
 from vlm_pg.attention.kernels import KERNELS, available, select_kernel
 from vlm_pg.attention.kernels.oracle import oracle_attention
@@ -121,11 +121,11 @@ def test_a_tower_over_all_frames_is_no_worse_than_frame_by_frame(family: str) ->
     policy = make_policy(tiny_model(family).to(CUDA, torch.bfloat16), tiny_processor(family), settings)
     reference = tiny_policy(family=family, train=PARTS)
     reference.model.load_state_dict({name: x.cpu().float() for name, x in policy.model.state_dict().items()})
-    expected, errors = tower_outcome(reference), []
+    expected, errors = features_and_gradients(reference), []
     for attention in ("sdpa", "eager"):
         policy.model.set_attn_implementation({"vision_config": attention})
         assert attends_to_all_frames(policy.family.vision_tower(policy.model)) == (attention == "sdpa")
-        found = tower_outcome(policy)
+        found = features_and_gradients(policy)
         pairs = zip(found, expected, strict=True)
         errors.append(sum(((a.cpu().float() - b).norm() / b.norm().clamp_min(1e-6)).item() for a, b in pairs))
     assert errors[0] <= 1.5 * errors[1]

@@ -22,7 +22,7 @@ TOLERANCE = 1e-5
 # In bf16 rounding differs by order.
 ALL = tuple(name for name, layout in LAYOUTS.items() if layout.dtype == "fp32")
 # What no table of one thing has: sequence ranks, ZeRO, dealing, parts and families together. Stages and offload alone
-# are in test_zero_table.py, adapters in test_lora_ranks.py, families on sequence ranks in test_sequence_ranks.py.
+# are in test_zero_table.py, adapters in test_lora_run.py, families on sequence ranks in test_sequence_ranks.py.
 SOME = (
     *("sequence2-zero3-qwen3_5", "merger-sequence2-zero3", "dealt-zero2-qwen3_vl", "dealt-zero3-2"),
     *("sequence2-zero2-data2", "dealt-sequence2-data2"),

@@ -3,6 +3,9 @@ for bit; it is exported and evaluated as it was trained."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from data_pipelines.embedded import main as prepare_embedded
-from tests.support.runs import ROOT, read_lines, write_config
+from tests.integration.test_deepspeed import deepspeed_config
+from tests.support.layouts import distance
+from tests.support.processes import launch_ranks
+from tests.support.runs import ROOT, read_lines, run_cli, write_config
 from tests.support.short_run import short_run, train_here
 from vlm_pg.cli import main
 from vlm_pg.models.loading import load_policy
@@ -165,3 +171,92 @@ def test_a_checkpoint_is_evaluated_as_it_was_trained(whole_nf4: Path, config: Pa
     records = str(config.parent / "clips/eval_seen.jsonl")
     short = ("eval.controls=[]", "eval.limit=2", "eval.num_generations=1", "media.workers=0")
     assert main(["eval", str(checkpoint(whole_nf4)), f"data.eval.seen={records}", *short]) == 0
+
+
+# B begins at zero and is nothing but gradients, of which some are hardly more than their rounding.
+TOLERANCE = {"lora_A": 1e-5, "lora_B": 1e-4}
+REFERENCES = {
+    "reward": ["algorithm.kl_coef=0.1", "algorithm.kl_in=reward"],
+    "token_reward": ["algorithm.kl_coef=0.1", "algorithm.kl_in=token_reward"],
+    "loss": ["algorithm.kl_coef=0.1"],
+}
+ENGINES = {
+    "torch": [],
+    "zero2": ["training.engine=deepspeed", "training.deepspeed_config={zero2}"],
+    "zero3-all": ["training.engine=deepspeed", "training.deepspeed_config={zero3}", "rollout.gather=all"],
+    "zero3-layers": ["training.engine=deepspeed", "training.deepspeed_config={zero3}", "rollout.gather=layers"],
+}
+ALL = [(engine, reference) for engine in ENGINES for reference in REFERENCES]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "cases, lora", [(ALL, []), ([(engine, "loss") for engine in ENGINES], [QUANTIZED])], ids=["lora", "nf4"]
+)
+def test_two_ranks_train_the_adapter_of_one_process(
+    cases: list[tuple[str, str]], lora: list[str], tmp_path: Path
+) -> None:
+    if lora:
+        pytest.importorskip("bitsandbytes")
+    config = write_lora_run(tmp_path)
+    files = {name: _write_deepspeed(tmp_path / name, stage) for name, stage in (("zero2", 2), ("zero3", 3))}
+    runs = [
+        lora + REFERENCES[reference] + [value.format_map(files) for value in ENGINES[engine]]
+        for engine, reference in cases
+    ]
+    (tmp_path / "runs.json").write_text(json.dumps(runs))
+    launch_ranks(
+        *("tests.integration.zero_pairs", str(tmp_path), str(tmp_path / "runs.json")),
+        timeout_seconds=120 + 30 * len(runs),
+    )
+    expected = {name: _one_process(tmp_path, config, name, lora) for name in {name for _, name in cases}}
+    for index, (engine, reference) in enumerate(cases):
+        alone, run = expected[reference], tmp_path / f"run-{index}"
+        apart = distance(adapter(run), adapter(alone))
+        print(engine, reference, f"largest relative difference of a weight {max(apart.values()):.1e}")
+        far = {name: value for name, value in apart.items() if not value <= TOLERANCE[name.split(".")[-2]]}
+        assert not far, (engine, reference)
+        kls = [[line["kl"] for line in read_lines(folder / "metrics.jsonl")] for folder in (run, alone)]
+        assert kls[0] == pytest.approx(kls[1], rel=1e-4, abs=1e-7) and kls[0][-1] > 0
+        assert not list((run / f"checkpoints/step-{STEPS:06d}").glob("model*.safetensors"))
+    if not lora:
+        _same_in_plain_peft(tmp_path / "run-0" / f"checkpoints/step-{STEPS:06d}")
+
+
+def _write_deepspeed(folder: Path, stage: int) -> str:
+    folder.mkdir()
+    return str(deepspeed_config(folder, stage))
+
+
+def _one_process(folder: Path, config: Path, reference: str, lora: list[str]) -> Path:
+    run = folder / f"alone-{reference}"
+    done = run_cli("train", str(config), f"run.dir={run}", *REFERENCES[reference], *lora)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run
+
+
+PLAIN = """
+import sys, torch, peft, transformers
+from safetensors.torch import save_file
+base, adapter, out = sys.argv[1:]
+model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(base)
+model = peft.PeftModel.from_pretrained(model, adapter)
+with torch.no_grad():
+    save_file({"logits": model(input_ids=torch.arange(5, 25)[None]).logits}, out)
+"""
+
+
+def _same_in_plain_peft(checkpoint: Path) -> None:
+    """The same logits in a process that knows nothing of this package, and in ours."""
+    out = checkpoint.parent / "logits.safetensors"
+    subprocess.run([sys.executable, "-c", PLAIN, str(BASE), str(checkpoint), str(out)], check=True, timeout=300)
+    policy = load_policy(checkpoint, device="cpu")
+    policy.model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        ours = policy.model(input_ids=torch.arange(5, 25)[None]).logits
+        bare = load_policy(BASE, device="cpu").model
+        bare.set_attn_implementation("sdpa")
+        without = bare(input_ids=torch.arange(5, 25)[None]).logits
+    theirs = load_file(out)["logits"]
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert (ours - without).abs().max() > 1e-3, "an adapter that does nothing would be the same anywhere"

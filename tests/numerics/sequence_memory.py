@@ -11,12 +11,12 @@ import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from tests.support.groups import tiny_policy
 from tests.support.live_bytes import LiveBytes
+from tests.support.ranks import as_rank
 from tests.support.tiny import tiny_model
-from vlm_pg.distributed import RankLayout, SequenceGroup, end_rank, gather_objects
+from vlm_pg.distributed import RankLayout, SequenceGroup, gather_objects
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.micro_batches import pack_micro_batch, run_micro_batch
 from vlm_pg.models.policy import Policy
@@ -45,7 +45,7 @@ def small_policy(checkpointing: bool) -> Policy:
 
 
 def long_group(prefix: int) -> ResponseGroup:
-    """``prefix`` rows that nobody reads, one more at whose end the responses begin."""
+    """``prefix`` rows that are not read, one more at whose end the responses begin."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(20, 300, (prefix + 1,), generator=generator)
     prompt = Prompt("long", ids, torch.zeros_like(ids), torch.arange(prefix + 1).expand(3, -1))
@@ -53,12 +53,8 @@ def long_group(prefix: int) -> ResponseGroup:
     return ResponseGroup(prompt, tuple(responses))
 
 
-if __name__ == "__main__":
+def measure(ranks: RankLayout, sequence: SequenceGroup) -> None:
     prefix, checkpointing = int(sys.argv[1]), sys.argv[2] == "True"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    ranks = RankLayout.here(dist.get_world_size())
-    sequence = SequenceGroup.of(ranks)
     policy = small_policy(checkpointing)
     for parameter in policy.parameters():
         if parameter.requires_grad:
@@ -69,6 +65,7 @@ if __name__ == "__main__":
     found = gather_objects({"peak": live.peak, "sent": sequence.sent_bytes})
     if ranks.is_rank0:
         print(json.dumps({"peak": max(f["peak"] for f in found), "sent": [f["sent"] for f in found]}))
-    dist.barrier()
-    dist.destroy_process_group()
-    end_rank(0)
+
+
+if __name__ == "__main__":
+    as_rank(measure)

@@ -6,7 +6,6 @@ Each rank computes the whole by itself first. Prints a line of JSON a case: the 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch.distributed as dist
 
 from tests.numerics.test_long_streams import CHUNKED
 from tests.support.groups import chunk_loss, random_groups, tiny_policy, token_weights
+from tests.support.ranks import run_cases
 from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
-from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, end_rank, max_over_ranks
+from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, max_over_ranks
 from vlm_pg.models.micro_batches import Streams, backward_in_chunks, pack_micro_batch, run_micro_batch
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.step_features import StepFeatures
@@ -131,17 +131,13 @@ def errors_of(case: dict[str, Any], sequence: SequenceGroup) -> dict[str, float]
     return errors
 
 
+def run_case(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> None:
+    errors = errors_of(case, sequence)
+    worst = max(errors, key=lambda name: errors[name])
+    largest = max_over_ranks({"error": errors[worst]}, CPU)["error"]
+    if ranks.is_rank0:
+        print(json.dumps({"case": case, "error": largest, "where": worst, "weights": len(errors)}), flush=True)
+
+
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    ranks = RankLayout.here(dist.get_world_size())
-    sequence = SequenceGroup.of(ranks)
-    for case in json.loads(sys.argv[1]):
-        errors = errors_of(case, sequence)
-        worst = max(errors, key=lambda name: errors[name])
-        largest = max_over_ranks({"error": errors[worst]}, CPU)["error"]
-        if ranks.is_rank0:
-            print(json.dumps({"case": case, "error": largest, "where": worst, "weights": len(errors)}), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-    end_rank(0)
+    run_cases(run_case)

@@ -7,17 +7,14 @@ all ranks, and those of one process.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 import vlm_pg.rollout.engine as generation
 from tests.support.groups import make_case, tiny_policy
-from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, end_rank, gather_objects
+from tests.support.ranks import run_cases
+from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, gather_objects
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.decoders import decoder_for
 from vlm_pg.rollout.engine import RolloutEngine
@@ -107,12 +104,4 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    ranks = RankLayout.here(dist.get_world_size())
-    sequence = SequenceGroup.of(ranks)
-    for case in json.loads(sys.argv[1]):
-        run(case, ranks, sequence)
-    dist.barrier()
-    dist.destroy_process_group()
-    end_rank(0)
+    run_cases(run)

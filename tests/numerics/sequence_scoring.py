@@ -7,18 +7,15 @@ the peak bytes of live tensors on any rank, alone and together.
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from tests.numerics.sequence_memory import long_group, small_policy
 from tests.numerics.sequence_ranks import groups_of
 from tests.support.groups import tiny_policy
 from tests.support.live_bytes import LiveBytes
-from vlm_pg.distributed import RankLayout, SequenceGroup, end_rank, gather_objects
+from tests.support.ranks import run_cases
+from vlm_pg.distributed import RankLayout, SequenceGroup, gather_objects
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import AdapterFreeReference
 from vlm_pg.rollout.scoring import PolicyScorer
@@ -69,12 +66,4 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    ranks = RankLayout.here(dist.get_world_size())
-    sequence = SequenceGroup.of(ranks)
-    for case in json.loads(sys.argv[1]):
-        run(case, ranks, sequence)
-    dist.barrier()
-    dist.destroy_process_group()
-    end_rank(0)
+    run_cases(run)

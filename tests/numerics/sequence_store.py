@@ -10,14 +10,14 @@ import json
 import sys
 
 import torch
-import torch.distributed as dist
 
 import vlm_pg.rollout.engine as generation
 from tests.numerics.sequence_memory import SHAPE
 from tests.support.groups import tiny_policy
 from tests.support.live_bytes import LiveBytes
+from tests.support.ranks import as_rank
 from tests.support.tiny import tiny_model
-from vlm_pg.distributed import RankLayout, SequenceGroup, end_rank, gather_objects
+from vlm_pg.distributed import RankLayout, SequenceGroup, gather_objects
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.rollout.kv import PrefixStore
@@ -56,11 +56,7 @@ def measured(prompt: Prompt, divide_prefix: str, sequence: SequenceGroup) -> dic
     return {name: max(one[name] for one in of_ranks) for name in own} | {"tokens": sum(gather_objects(tokens))}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    ranks = RankLayout.here(dist.get_world_size())
-    sequence = SequenceGroup.of(ranks)
+def compare(ranks: RankLayout, sequence: SequenceGroup) -> None:
     generation.PrefixStore = SeenStore  # type: ignore[misc]
     length = int(sys.argv[1])
     ids = torch.randint(20, 300, (length,), generator=torch.Generator().manual_seed(0))
@@ -68,6 +64,7 @@ if __name__ == "__main__":
     found = {how: measured(prompt, how, sequence) for how in ("never", "always")}
     if ranks.is_rank0:
         print(json.dumps(found | {"prefill_tokens": PREFILL_TOKENS}))
-    dist.barrier()
-    dist.destroy_process_group()
-    end_rank(0)
+
+
+if __name__ == "__main__":
+    as_rank(compare)

@@ -142,13 +142,6 @@ def test_rows_with_queries_equal_the_same_rows_of_the_whole(kernel: str, tree: P
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_what_is_read_of_each_node() -> None:
-    tree = PrefixTree([3, 2, 2, 1], [-1, -1, 0, 1])
-    assert reading_plan(tree, ["last", "none", "all", "all"]).rows == (2, 5, 6, 7)
-    order = reading_plan(tree, ["last", "none", "all", "all"]).stream_order(torch.device("cpu"))
-    assert torch.tensor([2, 5, 6, 7, 0, 1, 3, 4])[order].tolist() == list(range(8))
-
-
 @pytest.mark.parametrize(
     ("reads", "words"),
     [(["all"], "one a node"), (["first", "all"], "Unknown reads"), (["none", "none"], "at least one")],

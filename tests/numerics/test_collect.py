@@ -1,4 +1,4 @@
-"""A step's batch: which questions are asked, what trains, and that it is what the rules say."""
+"""A step's batch: its questions, and which of their rollouts train."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def number(response: Response) -> int:
     return int(response.sample.sample_id.split("-")[-1])
 
 
-def by_place(response: Response, index: int) -> float:
+def by_index(response: Response, index: int) -> float:
     return float(index)
 
 
 def test_an_ordinary_step_takes_its_questions_in_order_and_keeps_everything() -> None:
-    collector = made_up_collector(tiny_policy(), tiny_config(), by_place)
+    collector = made_up_collector(tiny_policy(), tiny_config(), by_index)
     first, second = collector.collect(1, 0), collector.collect(2, 0)
     assert [g.sample.sample_id for g in first.groups] == ["text-0", "text-1", "text-2", "text-3"]
     assert [g.sample.sample_id for g in second.groups] == ["text-4", "text-5", "text-6", "text-7"]
@@ -34,13 +34,8 @@ def test_an_ordinary_step_takes_its_questions_in_order_and_keeps_everything() ->
     assert all(list(group.advantages) == expected and not group.kept for group in first.groups)
 
 
-def test_more_questions_than_there_are_ask_each_once() -> None:
-    collector = made_up_collector(tiny_policy(), tiny_config(training={"prompts_per_step": 8}), by_place, num_samples=3)
-    assert sorted(g.sample.sample_id for g in collector.collect(1, 0).groups) == ["text-0", "text-1", "text-2"]
-
-
 def test_groups_without_spread_are_replaced_by_further_questions() -> None:
-    """Of 12 questions every third has spread: 4 are asked, 2 of them flat, 2 more, and so on."""
+    """Of 12 questions every third has spread: 4, of which 2 are flat, 2 more, and so on."""
 
     def reward(response: Response, index: int) -> float:
         return float(index) if number(response) % 3 == 0 else 1.0
@@ -69,7 +64,7 @@ def number_of(group: RolloutGroup) -> int:
 
 def test_pruning_keeps_the_largest_advantages_of_each_question() -> None:
     config = tiny_config({"prune_rate": 0.5, "prune_fill": False})
-    batch = made_up_collector(tiny_policy(), config, by_place).collect(1, 0)
+    batch = made_up_collector(tiny_policy(), config, by_index).collect(1, 0)
     assert [group.kept for group in batch.groups] == [(1.0, 0.0, 0.0, 1.0)] * 4
     metrics = group_metrics(batch.sampled, batch.groups)
     assert metrics["pruned_share"] == 0.5
@@ -81,24 +76,24 @@ def test_freed_tokens_go_to_further_questions(rate: float) -> None:
     config = tiny_config(
         {"prune_rate": rate}, rollout={"num_generations": 8, "max_new_tokens": 24}, training={"prompts_per_step": 8}
     )
-    collector = made_up_collector(tiny_policy(), config, by_place, num_samples=400)
+    collector = made_up_collector(tiny_policy(), config, by_index, num_samples=400)
     batch = collector.collect(1, 0)
-    asked = [number_of(group) for group in batch.sampled]
-    assert len(set(asked)) == len(asked) > 8, "no question twice"
+    questions = [number_of(group) for group in batch.sampled]
+    assert len(set(questions)) == len(questions) > 8, "no question twice"
     budget = sum(all_tokens(group) for group in batch.sampled[:8])
     used = sum(kept_tokens(group) for group in batch.groups)
     assert batch.counts["token_budget"] == budget and batch.counts["kept_tokens"] == used
     largest = max(kept_tokens(group) for group in batch.groups)
     assert abs(used - budget) <= max(largest / 2, FULL_ENOUGH * budget)
-    kept = round(8 * (1 - rate))
-    assert all(sum(weight > 0 for weight in group.kept) == kept for group in batch.groups)
+    count = round(8 * (1 - rate))
+    assert all(sum(weight > 0 for weight in group.kept) == count for group in batch.groups)
     assert batch.counts["filled_groups"] == len(batch.groups) - 8
-    again = made_up_collector(tiny_policy(), config, by_place, num_samples=400).collect(1, 0)
+    again = made_up_collector(tiny_policy(), config, by_index, num_samples=400).collect(1, 0)
     assert [number_of(group) for group in again.groups] == [number_of(group) for group in batch.groups]
 
 
 def test_filling_ends_where_questions_do() -> None:
-    collector = made_up_collector(tiny_policy(), tiny_config({"prune_rate": 0.75}), by_place, num_samples=5)
+    collector = made_up_collector(tiny_policy(), tiny_config({"prune_rate": 0.75}), by_index, num_samples=5)
     batch = collector.collect(1, 0)
     assert sorted(number_of(group) for group in batch.groups) == [0, 1, 2, 3, 4]
 
@@ -164,8 +159,8 @@ def test_pruning_ranks_by_the_advantages_that_train() -> None:
     )
     for group in collector.collect(1, 0).groups:
         sizes = [float(values.abs().mean()) for values in group.token_advantages]
-        kept = sorted(range(4), key=lambda i: -sizes[i])[:2]
-        assert [weight > 0 for weight in group.kept] == [i in kept for i in range(4)]
+        largest = sorted(range(4), key=lambda i: -sizes[i])[:2]
+        assert [weight > 0 for weight in group.kept] == [i in largest for i in range(4)]
         assert group.kept[3] == 1.0, "the only wrong one trains most"
 
 
@@ -174,13 +169,13 @@ def test_parts_are_normalised_one_by_one_and_a_rank_may_have_no_group() -> None:
     collector = made_up_collector(tiny_policy(), config, lambda response, index: 1.0)
     assert collector.collect(1, 0).groups == []
     config = tiny_config({"normalise_parts": True})
-    batch = made_up_collector(tiny_policy(), config, by_place).collect(1, 0)
+    batch = made_up_collector(tiny_policy(), config, by_index).collect(1, 0)
     assert list(batch.groups[0].advantages) == group_advantages([0.0, 1.0, 2.0, 3.0], "group_mean", "std")
 
 
 def test_every_question_is_found_where_two_orders_overlap() -> None:
     config = tiny_config(data={"shuffle": True}, training={"prompts_per_step": 3})
-    collector = made_up_collector(tiny_policy(), config, by_place, num_samples=10)
+    collector = made_up_collector(tiny_policy(), config, by_index, num_samples=10)
     collector.stages.stream.take(3)
     assert len(collector.stages.stream.take(10)) == 10
     assert collector.stages.stream.take(10, without={f"text-{i}" for i in range(10)}) == []
@@ -191,15 +186,15 @@ def test_what_was_cut_off_is_in_the_statistics_and_does_not_train() -> None:
     policy = tiny_policy()
     with torch.no_grad():  # some responses end early
         policy.model.lm_head.weight[policy.model.generation_config.eos_token_id] *= 6
-    batch = made_up_collector(policy, config, by_place).collect(1, 0)
+    batch = made_up_collector(policy, config, by_index).collect(1, 0)
     cut_off = [r.finish_reason == "length" for group in batch.sampled for r in group.rollouts]
     assert any(cut_off) and not all(cut_off)
     trained = [r for group in batch.groups for r in group.rollouts]
     assert len(trained) == cut_off.count(False) and all(r.finish_reason == "stop" for r in trained)
     for group in batch.groups:
         whole = next(g for g in batch.sampled if g.sample is group.sample)
-        kept = [a for a, r in zip(whole.advantages, whole.rollouts, strict=True) if r.finish_reason != "length"]
-        assert list(group.advantages) == kept, "the advantages of the whole group"
+        complete = [a for a, r in zip(whole.advantages, whole.rollouts, strict=True) if r.finish_reason != "length"]
+        assert list(group.advantages) == complete, "the advantages of the whole group"
 
 
 def test_the_temporal_bonus_compares_with_shuffled_frames_of_videos_only() -> None:
@@ -236,20 +231,20 @@ def slightly_different() -> Policy:
     return reference.requires_grad_(False)
 
 
-@pytest.mark.parametrize("place", ["reward", "token_reward"])
-def test_a_kl_in_the_reward_is_that_of_the_reference_by_token(place: str) -> None:
+@pytest.mark.parametrize("where", ["reward", "token_reward"])
+def test_a_kl_in_the_reward_is_that_of_the_reference_by_token(where: str) -> None:
     policy = tiny_policy()
     reference = slightly_different()
-    algorithm = {"kl_coef": 0.5, "kl_in": place, "kl_estimator": "k1", "scale_advantages": "none"}
-    batch = made_up_collector(policy, tiny_config(algorithm), by_place, reference=reference).collect(1, 0)
-    plain = made_up_collector(tiny_policy(), tiny_config({"scale_advantages": "none"}), by_place).collect(1, 0)
+    algorithm = {"kl_coef": 0.5, "kl_in": where, "kl_estimator": "k1", "scale_advantages": "none"}
+    batch = made_up_collector(policy, tiny_config(algorithm), by_index, reference=reference).collect(1, 0)
+    plain = made_up_collector(tiny_policy(), tiny_config({"scale_advantages": "none"}), by_index).collect(1, 0)
     total, tokens = 0.0, 0
     for group, without in zip(batch.groups, plain.groups, strict=True):
         with torch.no_grad():
             (ref,) = reference.logprobs([_responses(group)])
         kl = [r.rollout_logprobs - values for r, values in zip(group.rollouts, ref, strict=True)]
         total, tokens = total + sum(float(v.sum()) for v in kl), tokens + sum(map(len, kl))
-        if place == "reward":
+        if where == "reward":
             rewards = [float(i) - 0.5 * float(values.sum()) for i, values in enumerate(kl)]
             assert group.advantages == pytest.approx(group_advantages(rewards, "group_mean", "none"), abs=1e-5)
         else:
@@ -267,7 +262,7 @@ def _responses(group: RolloutGroup) -> ResponseGroup:
 def test_whitened_token_advantages_have_mean_zero_and_deviation_one() -> None:
     policy = tiny_policy()
     config = tiny_config({"preset": "reinforce_pp", "kl_coef": 0.3})
-    batch = made_up_collector(policy, config, by_place, reference=slightly_different()).collect(1, 0)
+    batch = made_up_collector(policy, config, by_index, reference=slightly_different()).collect(1, 0)
     values = torch.cat([advantages for group in batch.groups for advantages in group.token_advantages]).double()
     assert float(values.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(values.std()) == pytest.approx(1.0, abs=1e-4)

@@ -24,7 +24,7 @@ from vlm_pg.types import ResponseGroup, RolloutGroup
 SETTINGS = TrainingSettings(steps=1, learning_rate=1e-4)
 WHOLE, CHUNKED = 10_000, 102  # token budgets: one micro-batch; four, of which one runs its responses in chunks
 
-# Trainer minus sampler, by the rollout's place in its group.
+# Trainer minus sampler, by the rollout's index in its group.
 SHIFTS = (0.5, -0.25, 0.125)
 
 

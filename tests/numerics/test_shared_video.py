@@ -7,10 +7,14 @@ model once. Values and every gradient are those of transformers' own forward ove
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from data_pipelines.embedded import main as prepare_embedded
 from tests.support.groups import (
     Case,
     check_equal,
@@ -25,8 +29,15 @@ from tests.support.groups import (
     tiny_policy,
     weighted_sum,
 )
-from vlm_pg.models.packing import pack, pack_chunk, pack_prefixes
+from tests.support.runs import ROOT, read_lines
+from vlm_pg.config import load_config
+from vlm_pg.models.micro_batches import backward_in_chunks
+from vlm_pg.models.packing import pack, pack_chunk, pack_prefixes, packed_tokens, repeated_tokens
 from vlm_pg.models.policy import Policy
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.scoring import PolicyScorer
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.training.main import train
 from vlm_pg.types import ResponseGroup
 
 LENGTHS = ([5, 1, 9], [4, 4], [2, 7, 1, 3], [1], [6, 2], [3])
@@ -165,3 +176,151 @@ def test_single_responses_and_single_tokens(kind: str, lengths: list[int]) -> No
     for values in (logprobs, expected):
         weighted_sum([values]).backward()
     assert max(gradient_errors(policy.model, oracle).values()) < 1e-4
+
+
+REPEATED_LENGTHS = ([5, 1, 9], [4, 4], [3, 8, 2])
+LONG_VIDEO = {"kind": "video", "media_seed": 9, "max_side": 8}
+
+
+def groups_of(policy: Policy) -> list[ResponseGroup]:
+    """Two questions on one video and one without media."""
+    cases = [
+        make_case(policy, seed=0, **LONG_VIDEO),
+        make_case(policy, seed=1, **LONG_VIDEO),
+        make_case(policy, "text", 2),
+    ]
+    return [random_group(policy, case, lengths, 3) for case, lengths in zip(cases, REPEATED_LENGTHS, strict=True)]
+
+
+def towers_seen(policy: Policy) -> list[int]:
+    """Grows with every call of the tower by the patches it is shown."""
+    patches: list[int] = []
+    tower = policy.family.vision_tower(policy.model)
+    assert tower is not None
+    tower.register_forward_hook(lambda module, args, out: patches.append(len(args[0])))
+    return patches
+
+
+@pytest.mark.parametrize("train_vision", [False, True], ids=["frozen tower", "training tower"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_scoring_repeats_everything_and_gives_the_same(family: str, train_vision: bool) -> None:
+    shared, repeated = (tiny_policy(train_vision, family=family, share_prefix=share) for share in (True, False))
+    groups = groups_of(shared)
+    shapes = [(group.prompt.num_tokens, [len(response) for response in group.responses]) for group in groups]
+    batch = repeated.pack(groups)
+    assert batch.num_tokens == sum(repeated_tokens(*shape) for shape in shapes)
+    assert batch.tree.parents.count(-1) == 8 and (batch.tokens_shared, batch.num_sharing) == (0, 0)
+    assert shared.pack(groups).num_tokens < sum(packed_tokens(*shape) for shape in shapes)
+    once, often = towers_seen(shared), towers_seen(repeated)
+    ours, theirs = repeated.logprobs(groups), shared.logprobs(groups)
+    video = len(groups[0].prompt.pixel_values)  # type: ignore[arg-type]
+    assert (sum(once), sum(often)) == (video, 5 * video)
+    for mine, expected in zip(ours, theirs, strict=True):
+        assert [len(response) for response in mine] == [len(response) for response in expected]
+        assert all((a - b).abs().max() < 1e-5 for a, b in zip(mine, expected, strict=True))
+    weighted_sum(ours).backward()
+    weighted_sum(theirs).backward()
+    errors = gradient_errors(repeated.model, shared.model)
+    assert len(errors) > 20 and max(errors.values()) < 1e-4
+
+
+def test_scoring_in_passes_keeps_to_its_budget() -> None:
+    policy = tiny_policy(share_prefix=False)
+    groups = groups_of(policy)
+    budget = max(group.prompt.num_tokens for group in groups) + 20
+    seen: list[int] = []
+    policy.language_model.layers[0].register_forward_hook(lambda module, args, out: seen.append(args[0].shape[1]))
+    found = PolicyScorer(policy, budget).score(groups, 1.0)
+    assert len(seen) > 3 and max(seen) <= budget
+    for mine, expected in zip(found, tiny_policy().logprobs(groups), strict=True):
+        assert all((a - b).abs().max() < 1e-5 for a, b in zip(mine, expected, strict=True))
+
+
+def test_generation_repeats_everything_and_samples_the_same() -> None:
+    settings = RolloutSettings(num_generations=3, max_new_tokens=12, max_batch_rollouts=7)
+    results, counts, patches = [], [], []
+    for share in (True, False):
+        policy = tiny_policy(share_prefix=share)
+        patches.append(towers_seen(policy))
+        sampler = RolloutEngine(policy, settings, seed=7)
+        results.append(sampler.generate([group.prompt for group in groups_of(policy)], step=1))
+        counts.append((sampler.stats.prompt_tokens, sampler.stats.prefill_tokens))
+    for shared, repeated in zip(*results, strict=True):
+        assert [r.token_ids.tolist() for r in repeated] == [r.token_ids.tolist() for r in shared]
+        assert all(
+            (a.rollout_logprobs - b.rollout_logprobs).abs().max() < 1e-4 for a, b in zip(repeated, shared, strict=True)
+        )
+    assert counts[1] == (3 * counts[0][0], 3 * counts[0][0]) and counts[0][1] < counts[0][0]
+    assert sum(patches[1]) == 6 * sum(patches[0])
+
+
+def test_running_prefixes_once_is_refused() -> None:
+    policy = tiny_policy(share_prefix=False)
+    message = r"model\.share_prefix is false, but backward_in_chunks runs every prefix once"
+    with pytest.raises(ValueError, match=message):
+        backward_in_chunks(policy, groups_of(policy), lambda chunk: chunk[0][0][1].sum(), 10)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clips")
+    prepare_embedded(["--out", str(path), "--train", "24", "--eval", "8"])
+    return path
+
+
+FROZEN = {"model.train": "[language]", "rollout.logprobs": "recompute"}
+# Nothing is pruned here: a KL that is zero but for rounding would decide between rollouts of equal reward.
+KL_IN_REWARD = {"preset": "null", "kl_in": "reward", "prune_rate": 0.0, "num_iterations": 2}
+FROZEN |= {f"algorithm.{name}": str(value) for name, value in KL_IN_REWARD.items()}
+SAME = ["loss", "grad_norm", "reward", "entropy", "kl", "questions", "tokens_repeated", "pruned_share"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="training tower", marks=pytest.mark.matrix),
+        pytest.param(FROZEN, id="frozen tower, KL in the reward, recomputed"),
+    ],
+)
+def test_a_whole_run_gives_the_same(
+    changes: dict[str, str], clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CPPO: pruning, further questions; a KL in the reward, two updates a step. Generation, scoring and update without
+    sharing."""
+    printed = {}
+    for share in ("true", "false"):
+        values: dict[str, Any] = {
+            "data.train": clips / "train.jsonl",
+            "data.eval": "{}",
+            "eval.headline_set": "null",
+            "run.dir": tmp_path / share,
+            "model.share_prefix": share,
+            "training.steps": 2,
+            "training.prompts_per_step": 3,
+            "rollout.num_generations": 4,
+            "rollout.max_new_tokens": 14,
+            "media.workers": 0,
+            "observe.trackers": "[]",
+            "observe.report": "false",
+        }
+        config = load_config(
+            ROOT / "configs/algorithms/cppo.yaml", [f"{key}={value}" for key, value in (values | changes).items()]
+        )
+        assert train(config) == 0
+        printed[share] = capsys.readouterr().out
+    assert "model.share_prefix=false: nothing is shared" in printed["false"] and "sharing is off" in printed["false"]
+    assert "share_prefix" not in printed["true"] and "sharing is on" in printed["true"]
+    lines = {share: read_lines(tmp_path / share / "metrics.jsonl") for share in printed}
+    for repeated, shared in zip(lines["false"], lines["true"], strict=True):
+        for name in SAME:
+            assert repeated[name] == pytest.approx(shared[name], rel=1e-3, abs=1e-5), name
+        assert repeated["tokens_computed"] == repeated["tokens_repeated"] > 1.5 * shared["tokens_computed"]
+        assert repeated["generation/prefill_tokens"] > 3 * shared["generation/prefill_tokens"]
+    answers = [[row["response"] for row in read_lines(tmp_path / share / "rollouts.jsonl")] for share in printed]
+    assert answers[0] == answers[1]
+    weights, expected = (
+        load_file(tmp_path / share / "checkpoints/step-000002/model.safetensors") for share in ("false", "true")
+    )
+    # Adam's first steps are as large as the learning rate whatever the gradient: where that is rounding, so are they.
+    far = sum(int(((weights[name] - tensor).abs() > 1e-4).sum()) for name, tensor in expected.items())
+    assert far <= 0.01 * sum(tensor.numel() for tensor in expected.values())

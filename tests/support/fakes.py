@@ -1,10 +1,10 @@
-"""What a GPU would be asked to do, without one: passes over tensors with shapes, dtypes and devices, without values.
+"""The work of a GPU without one: passes over tensors with shapes, dtypes and devices, without values.
 
 torch's ``FakeTensorMode`` raises where the host needs a value (``.item()``, ``nonzero``, ``bool(tensor)``) and for
 operands on two devices. It lets pass what a device would not, or what makes the host wait: copies between devices,
 indices on the CPU, matrix products of two dtypes, attention operators' own demands. ``Strict`` raises on those.
 
-Backward of tensors on a fake "cuda" asks the driver for a context; on a fake "cpu" it runs, with the CUDA kernels.
+Backward of tensors on a fake "cuda" needs a context of the driver; on a fake "cpu" it runs, with the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Strict(TorchDispatchMode):
         self.captured = captured
         self.watches = True
         self.seen: set[str] = set()
-        # Copies from the host to the device, for which nobody waits.
+        # Copies from the host to the device without a synchronization.
         self.uploads = 0
         # Of each collective its name, and elements to and from each rank.
         self.sent: list[tuple[str, list[int], list[int]]] = []
@@ -111,7 +111,7 @@ class Strict(TorchDispatchMode):
             raise FaultOnDevice(f"{packet} of {sorted(map(str, found))}: a GPU has it for one dtype only")
 
     def _check_collective(self, packet: Any, args: Any) -> None:
-        """Tensors of the sizes that are said, all of them one block."""
+        """Tensors of the given sizes, contiguous."""
         out, given = args[:2]
         ranks = torch.distributed.get_world_size()
         if packet is _EXCHANGE:

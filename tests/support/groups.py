@@ -174,13 +174,13 @@ def batched_logprobs(model: Any, case: Case, responses: Sequence[torch.Tensor]) 
 
 
 def positions_4P(prompt: Prompt, more: int = 0) -> torch.Tensor:
-    """int64 [4, 1, P + more] as transformers' forward and ``generate`` take them: places, then time, height, width.
+    """int64 [4, 1, P + more] as transformers' forward and ``generate`` take them: indices, then time, height, width.
 
     By the rule of the policy that built the prompt; transformers would count by its own.
     """
     following = (prompt.next_position + torch.arange(more)).expand(3, -1)
-    places = torch.arange(prompt.num_tokens + more)[None]
-    return torch.cat([places, torch.cat([prompt.positions_3P, following], dim=1)])[:, None]
+    indices = torch.arange(prompt.num_tokens + more)[None]
+    return torch.cat([indices, torch.cat([prompt.positions_3P, following], dim=1)])[:, None]
 
 
 def _repeat(values: Any, count: int) -> Any:

@@ -193,7 +193,7 @@ def step_groups(policy: Policy, step: int, questions: int = len(KINDS)) -> list[
     """All complete groups of a step, of all ranks; they do not depend on weights."""
     turn = step % len(KINDS)
     kinds = (KINDS[turn:] + KINDS[:turn])[:questions]
-    sampled = [_sampled(policy, kind, LENGTHS[place], 1000 * step + 10 * place) for place, kind in enumerate(kinds)]
+    sampled = [_sampled(policy, kind, LENGTHS[index], 1000 * step + 10 * index) for index, kind in enumerate(kinds)]
     return make_groups(policy, sampled)
 
 
@@ -220,7 +220,7 @@ def train_steps(
     ``patches/`` what towers have had to do so far.
     """
     settings = AlgorithmSettings(clip_low=0.9, clip_high=5.0)
-    said = []
+    found = []
     for step in steps:
         groups = step_groups(engine.policy, step, questions)
         # The largest group alone fills a micro-batch.
@@ -237,10 +237,10 @@ def train_steps(
             run = {"most": patches, "least": -patches}
             metrics |= {"patches/" + name: abs(n) for name, n in max_over_ranks(run, engine.policy.device).items()}
         prompts = [group.prompt for group in update.groups]
-        said.append(
+        found.append(
             metrics | {"moved": float(sum(p.pixel_values is not None and p.pixel_values.is_meta for p in prompts))}
         )
-    return said
+    return found
 
 
 def _dealt(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budget: int) -> Update:
@@ -248,8 +248,8 @@ def _dealt(engine: Engine, of_data_rank: Sequence[RolloutGroup], step: int, budg
     assert engine.parallel is not None
     made = None
     if step % 3 == 0:
-        everybody = [group.prompt for group in of_data_rank]
-        made = StepFeatures(engine.policy, everybody, engine.sequence, engine.everyone)
+        prompts = [group.prompt for group in of_data_rank]
+        made = StepFeatures(engine.policy, prompts, engine.sequence, engine.everyone)
         pairs = zip(of_data_rank, made.prompts, strict=True)
         of_data_rank = [replace(group, prompt=prompt) for group, prompt in pairs]
     engine.parallel.prompts = {group.prompt.sample_id: group.prompt for group in of_data_rank}

@@ -3,7 +3,7 @@
 Forward: one call for every node's self-attention, one per (level, ancestor level) pair, partial results merged.
 Backward: each call's stock backward is given the upstream gradient, the MERGED output and the MERGED log-sum-exp.
 It recomputes P_ij = exp(S_ij - l_i) and D_i = <do_i, o_i> from them, which is its exact share of the full softmax's
-gradient: dq adds up over the calls and dk, dv need no correction. So only q, k, v, out and lse are kept.
+gradient: dq adds up over the calls and dk, dv need no correction. So only q, k, v, out and lse are saved.
 """
 
 from __future__ import annotations

@@ -79,28 +79,25 @@ class PromptInterface:
                 "call, without truncation."
             )
 
+    def check_response_ids(self, response: torch.Tensor, name: str) -> None:
+        """Raise ValueError if a response has ids beyond the vocabulary, or media tokens."""
+        lowest, highest = int(response.min()), int(response.max())
+        if highest >= self.vocab_size or lowest < 0:
+            raise ValueError(
+                f"{name} has token ids from {lowest} to {highest}; the vocabulary is 0 to {self.vocab_size - 1}. Use "
+                "this model's tokenizer."
+            )
+        found = [token for token in self.media_token_ids if (response == token).any()]
+        if found:
+            raise ValueError(
+                f"{name} contains media tokens {found}; only the processor may place the ids "
+                f"{list(self.media_token_ids)}. Never sample them: vlm_pg.rollout masks them, and transformers' "
+                "generate does with suppress_tokens."
+            )
+
     def check_length(self, prompt: Prompt, response_tokens: int) -> None:
         """Raise SampleError ("too_long_for_model") if prompt and response exceed the positions the model knows."""
         prompt.check_length(response_tokens, self.max_positions)
-
-
-def check_response_ids(
-    group: ResponseGroup, index: int, response: Tensor, vocab_size: int, media_token_ids: Sequence[int]
-) -> None:
-    """Raise ValueError if a response has ids beyond the vocabulary, or media tokens."""
-    name = f"Response {index} of {group.prompt.sample_id!r}"
-    lowest, highest = int(response.min()), int(response.max())
-    if highest >= vocab_size or lowest < 0:
-        raise ValueError(
-            f"{name} has token ids from {lowest} to {highest}; the vocabulary is 0 to {vocab_size - 1}. Use this "
-            "model's tokenizer."
-        )
-    found = [token for token in media_token_ids if (response == token).any()]
-    if found:
-        raise ValueError(
-            f"{name} contains media tokens {found}; only the processor may place the ids {list(media_token_ids)}. "
-            "Never sample them: vlm_pg.rollout masks them, and transformers' generate does with suppress_tokens."
-        )
 
 
 def checked_responses(group: ResponseGroup) -> tuple[Tensor, ...]:

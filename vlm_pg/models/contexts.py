@@ -1,4 +1,4 @@
-"""Attention contexts of training and scoring: a whole tree, prefixes whose states are kept, chunks behind prefixes."""
+"""Attention contexts of training and scoring: a whole tree, prefixes whose states are stored, chunks behind them."""
 
 from __future__ import annotations
 

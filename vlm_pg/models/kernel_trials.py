@@ -82,8 +82,8 @@ def _back(run: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     # The same numbers in any dtype.
     upstream = [torch.randn(out.shape, generator=generator).bfloat16().to(out) for out in outputs]
-    kept = [out.detach().clone() for out in outputs]
-    return [*kept, *torch.autograd.grad(outputs, leaves, upstream)]
+    values = [out.detach().clone() for out in outputs]
+    return [*values, *torch.autograd.grad(outputs, leaves, upstream)]
 
 
 def kinds(model: torch.nn.Module, chosen: Callable[[Any], bool]) -> Iterator[Any]:

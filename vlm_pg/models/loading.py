@@ -110,8 +110,8 @@ def load_policy(
     if lacking:
         listed = ", ".join(lacking[:_LISTED]) + (", ..." if len(lacking) > _LISTED else "")
         raise ModelError(
-            f"The model at {str(path)!r} lacks {len(lacking)} of its weights ({listed}), which would be random numbers. "
-            "A checkpoint needs all of them; copy the missing safetensors files from where it comes from."
+            f"The model at {str(path)!r} lacks {len(lacking)} of its weights ({listed}), which would be random "
+            "numbers. A checkpoint needs all of them; copy the missing safetensors files from where it comes from."
         )
     read = ((name, p) for name, p in model.named_parameters() if not vision_alone or family.part_of(name) != "language")
     _check_finite(path, read)

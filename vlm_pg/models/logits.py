@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens without ever holding all logits.
 
 A 150k vocabulary in fp32 is 0.6 MB a token. Rows go through the output head in chunks whose logits are recomputed in
-backward. A chunk's results are kept: the second time only the product of the head runs.
+backward. A chunk's results are stored: the second time only the product of the head runs.
 
 Where the head is nothing but a product with its weight (``plain_weight``), all chunks are one operation of autograd,
 and add their parts of the weight's gradient to one buffer. As operations of their own, the gradients of the first two

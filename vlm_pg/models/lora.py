@@ -232,7 +232,7 @@ def adapter_base(path: str | Path) -> str | None:
 
 
 def adapts_tower(folder: str | Path, family: Family) -> bool:
-    """Whether the adapter in ``folder`` may have weights for the vision tower; True where its file does not tell."""
+    """Whether the adapter in ``folder`` may have weights for the vision tower; True where its file does not show it."""
     tower, path = (family.tower or "").rpartition(".")[2], Path(folder) / WEIGHTS_FILE
     if not path.is_file():
         return family.reads_media
@@ -374,7 +374,7 @@ def _unusual_fields(config: Any) -> dict[str, Any]:
 
 
 def _check_plain(folder: str | Path, config: Any, settings: LoraSettings) -> None:
-    """Raise unless the configuration is plain LoRA with the settings' alpha, which tensors' shapes do not tell."""
+    """Raise unless the configuration is plain LoRA with the settings' alpha, which tensors' shapes do not show."""
     odd = {name: value for name, value in _unusual_fields(config).items() if name not in _PLAIN_FIELDS}
     if config.init_lora_weights not in _PLAIN_INITIALIZATIONS:
         odd["init_lora_weights"] = config.init_lora_weights

@@ -115,7 +115,7 @@ class LanguageSizes:
         return self.shape.layers * rows * self.shape.hidden * self.element
 
     def attention_results(self, rows: int) -> int:
-        """Attention outputs and log-sum-exps of all layers, kept for a recomputation."""
+        """Attention outputs and log-sum-exps of all layers, stored for a recomputation."""
         return self.shape.full_layers * rows * (self.shape.query_width * self.element + FP32 * self.shape.heads)
 
     def keys_values(self, rows: int) -> int:
@@ -141,9 +141,9 @@ class LanguageSizes:
         if not checkpointing:
             # Both norms in fp32, attention's tensors, and the MLP's where it is not recomputed tile by tile.
             width = 4 * shape.hidden + 3 * shape.query_width + 4 * self._keys
-            kept = rows * (width * e + 4 * shape.hidden * FP32)
-            kept += 0 if choice.mlp_tile_rows else rows * 4 * shape.intermediate * e
-            return total + shape.layers * kept + states
+            saved = rows * (width * e + 4 * shape.hidden * FP32)
+            saved += 0 if choice.mlp_tile_rows else rows * 4 * shape.intermediate * e
+            return total + shape.layers * saved + states
         inputs = self.layer_inputs(rows) + self.attention_results(rows)
         total += self._resident(inputs) if choice.offload_layer_inputs else inputs
         return total + (self._resident(states) if choice.offload_prefix_states else states)
@@ -205,11 +205,11 @@ class TowerSizes:
             total += tokens * shape.patches_per_token * shape.hidden * (FP32 + 4 * e)
         # One call of the tower, its input and output apart.
         block = 10 * shape.hidden + 3 * shape.intermediate
-        kept = block
+        saved = block
         if trains_tower:
-            kept += shape.hidden * shape.blocks if checkpointing else block * shape.blocks
+            saved += shape.hidden * shape.blocks if checkpointing else block * shape.blocks
         piece = min(tokens, choice.vision_piece_tokens or tokens)
-        return total + piece * shape.patches_per_token * kept * e
+        return total + piece * shape.patches_per_token * saved * e
 
 
 def mlp_width(text: Any) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlm_pg.attention.plan import reading_plan
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
-from vlm_pg.models import checks
+from vlm_pg.models.checks import checked_responses
 from vlm_pg.models.contexts import ChunkContext, PrefixContext, TreeContext
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.forward import read_hidden, target_logprobs
@@ -87,7 +87,7 @@ class Policy(Network):
             features: vision outputs per group; default: taken from the encoder (with graph if the tower trains and
                 gradients are on).
             temperature: divides the logits.
-            sequence: processes that ask for the same groups at the same time: each computes its share of the stream.
+            sequence: processes that score the same groups at the same time: each computes its share of the stream.
 
         Returns:
             Per group, per response: fp32 [R].
@@ -255,7 +255,7 @@ class Policy(Network):
 
     def check_group(self, group: ResponseGroup) -> None:
         """Raise ValueError or SampleError for a group that cannot be scored exactly, and say why."""
-        responses = checks.checked_responses(group)
+        responses = checked_responses(group)
         self.check_prompt(group.prompt, max(len(response) for response in responses))
         for index, response in enumerate(responses):
-            checks.check_response_ids(group, index, response, self.vocab_size, self.media_token_ids)
+            self.check_response_ids(response, f"Response {index} of {group.prompt.sample_id!r}")

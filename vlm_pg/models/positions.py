@@ -29,7 +29,6 @@ from vlm_pg.types import MediaKind
 # How a model tells a video's temporal grids apart; ``Family`` explains each.
 VideoTime = Literal["grids", "seconds", "text"]
 TOKEN_TYPES: dict[MediaKind, int] = {"image": 1, "video": 2}
-# Releases of transformers before this one cut seconds per temporal grid to whole numbers.
 _WHOLE_SECONDS_BEFORE = (5, 18)
 
 
@@ -71,7 +70,15 @@ def by_transformers(model: Any, prompt: PromptGrids) -> Tensor:
     input_ids, mm_token_type_ids, grid_thw, media_kinds, second_per_grid_ts = prompt
     if grid_thw is None:
         return torch.arange(input_ids.shape[0]).expand(3, -1).clone()
-    _check_seconds(second_per_grid_ts)
+    # Before 5.18 it cuts seconds per temporal grid to whole ones: at 4 frames a second time stands still.
+    cut = [seconds for seconds in second_per_grid_ts if seconds != int(seconds)]
+    installed = version("transformers")
+    if cut and tuple(int(part) for part in installed.split(".")[:2]) < _WHOLE_SECONDS_BEFORE:
+        raise ModelError(
+            f"model.positions is transformers, a video has {cut[0]:g} seconds per temporal patch, and transformers "
+            f"{installed} cuts that to {int(cut[0])}. Set model.positions=qwen, install transformers 5.18 or later, or "
+            "sample frames so that a temporal patch (two frames) takes whole seconds."
+        )
     grids: dict[MediaKind, list[Tensor]] = {"image": [], "video": []}
     for kind, grid in zip(media_kinds, grid_thw, strict=True):
         grids[kind].append(grid)
@@ -85,18 +92,6 @@ def by_transformers(model: Any, prompt: PromptGrids) -> Tensor:
         **seconds,
     )
     return positions[:, 0]
-
-
-def _check_seconds(second_per_grid_ts: tuple[float, ...]) -> None:
-    """transformers before 5.18 cuts seconds per temporal grid to whole ones: at 4 frames a second time stands still."""
-    cut = [seconds for seconds in second_per_grid_ts if seconds != int(seconds)]
-    installed = version("transformers")
-    if cut and tuple(int(part) for part in installed.split(".")[:2]) < _WHOLE_SECONDS_BEFORE:
-        raise ModelError(
-            f"model.positions is transformers, a video has {cut[0]:g} seconds per temporal patch, and transformers "
-            f"{installed} cuts that to {int(cut[0])}. Set model.positions=qwen, install transformers 5.18 or later, or "
-            "sample frames so that a temporal patch (two frames) takes whole seconds."
-        )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a vision tower reads: the geometry of its patches, arguments made of grids on the host, and input in pieces.
 
-transformers' towers ask the grids how long each frame's segment is, in every layer; on a GPU each question waits for
-everything that is queued. Their functions (``transformers.vision_utils``) compute the same from grids on the host, and
+transformers' towers read each frame's length from the grids in every layer; on a GPU each read waits for everything
+that is queued. Their functions (``transformers.vision_utils``) compute the same from grids on the host, and
 a tower takes the results as arguments.
 
 A tower's input may be cut between frames: Qwen's towers attend within one temporal grid (and within windows of it),
@@ -42,17 +42,17 @@ def tower_inputs(tower: Any, grid_thw: Tensor, device: torch.device) -> dict[str
     """
     from transformers import vision_utils
 
-    asks = {name for name in vars(sys.modules[type(tower).__module__]) if name.startswith("get_vision_")}
-    if not asks or asks - _KNOWN:
+    called = {name for name in vars(sys.modules[type(tower).__module__]) if name.startswith("get_vision_")}
+    if not called or called - _KNOWN:
         return {"grid_thw": grid_thw.to(device, non_blocking=True)}
     grids = grid_thw.cpu()
     made: dict[str, Any] = {"position_ids": vision_utils.get_vision_position_ids(grids, tower.spatial_merge_size)}
     cumulative = {"": vision_utils.get_vision_cu_seqlens(grids)}
-    if "get_vision_window_index" in asks:
+    if "get_vision_window_index" in called:
         made["window_index"], cumulative["window_"] = vision_utils.get_vision_window_index(
             grids, tower.spatial_merge_size, tower.window_size, tower.patch_size
         )
-    if "get_vision_interpolation_indices_and_weights" in asks:
+    if "get_vision_interpolation_indices_and_weights" in called:
         made["interp_indices"], made["interp_weights"] = vision_utils.get_vision_interpolation_indices_and_weights(
             grids,
             num_grid_per_side=tower.num_grid_per_side,

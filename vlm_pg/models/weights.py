@@ -102,7 +102,15 @@ def quantize_linears(model: Any, names: Iterable[str], device: torch.device) -> 
         layer = model.get_submodule(name)
         if isinstance(layer, bnb.nn.Linear4bit):
             continue
-        model.set_submodule(name, _quantized(bnb, layer, device))
+        settings = {"quant_type": "nf4", "compress_statistics": True}
+        sizes, has_bias, dtype = (layer.in_features, layer.out_features), layer.bias is not None, layer.weight.dtype
+        with torch.device("meta"):
+            small = bnb.nn.Linear4bit(*sizes, has_bias, compute_dtype=dtype, **settings)
+        small.weight = bnb.nn.Params4bit(layer.weight.data, requires_grad=False, module=small, **settings)
+        small.bias = layer.bias
+        # On some CPUs a layer in evaluation mode would pack its weights anew, for a kernel without a backward.
+        small.support_avx512bf16_for_cpu = False
+        model.set_submodule(name, small.to(device).requires_grad_(False))
     # By this peft knows how to put an adapter around such a layer.
     model.is_loaded_in_4bit = True
 
@@ -110,16 +118,3 @@ def quantize_linears(model: Any, names: Iterable[str], device: torch.device) -> 
 def is_quantized(parameter: Tensor) -> bool:
     """Whether a weight is kept in 4 bits: two of its numbers are one byte."""
     return getattr(parameter, "quant_state", None) is not None
-
-
-def _quantized(bnb: Any, layer: torch.nn.Linear, device: torch.device) -> torch.nn.Module:
-    settings = {"quant_type": "nf4", "compress_statistics": True}
-    with torch.device("meta"):
-        small = bnb.nn.Linear4bit(
-            layer.in_features, layer.out_features, layer.bias is not None, compute_dtype=layer.weight.dtype, **settings
-        )
-    small.weight = bnb.nn.Params4bit(layer.weight.data, requires_grad=False, module=small, **settings)
-    small.bias = layer.bias
-    # On some CPUs a layer in evaluation mode would pack its weights anew, for a kernel without a backward.
-    small.support_avx512bf16_for_cpu = False
-    return small.to(device).requires_grad_(False)

@@ -6,8 +6,10 @@ Packages and CUDA operators are replaced by stand-ins with the same argument lis
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,10 @@ from hypothesis import HealthCheck, example, given, settings
 
 from tests.numerics.test_attention import differences, trees
 from tests.support import flash_fakes as fakes
-from vlm_pg.attention import PrefixTree, grouped_attention
+from tests.support.fakes import CUDA as FAKE_CUDA
+from tests.support.fakes import faked
+from vlm_pg.attention import PrefixTree
+from vlm_pg.attention.grouped import forward_with_lse, grouped_attention, merge_
 from vlm_pg.attention.kernels import KERNELS as REGISTERED
 from vlm_pg.attention.kernels import Kernel, available, flash_packages, select_kernel
 from vlm_pg.attention.kernels.flash_packages import EntryPointError, Flash2Kernel, Flash3Kernel, Flash4Kernel
@@ -127,14 +132,6 @@ def test_ragged_forward_equals_plain_softmax_over_each_row_alone(kernel: Kernel,
             scores = torch.einsum("nh,knh->nk", q[row], keys) * 0.3
             assert torch.allclose(lse[:, row], scores.logsumexp(-1), atol=1e-12)
             assert torch.allclose(out[row], torch.einsum("nk,knh->nh", scores.softmax(-1), values), atol=1e-12)
-
-
-def test_log_sum_exp_is_heads_by_rows(kernel: Kernel) -> None:
-    call = SegmentCall((0, 6), (0, 9), (2, 0, 4), (3, 5, 1), causal=False)
-    q, k, v = (torch.randn(rows, heads, 8, dtype=torch.float64) for rows, heads in ((6, 4), (9, 2), (9, 2)))
-    got, expected = (x.segments_forward(q, k, v, call, 1.0) for x in (kernel, OracleKernel()))
-    assert got[1].shape == (4, 6)
-    assert torch.allclose(got[1], expected[1]) and torch.allclose(got[0], expected[0])
 
 
 def test_a_wrong_self_check_result_is_an_error_even_if_it_is_not_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,3 +277,179 @@ def test_tensors_that_a_graph_reads_live_as_long_as_their_call() -> None:
     for length in range(1, 200):
         tensors(call(length))
     assert all(a is b for a, b in zip(read, tensors(recorded), strict=True))
+
+
+# Query heads, key-value heads, head dim: Qwen2.5-VL-7B, Qwen3.5-9B, and the tests' own.
+HEADS = [(28, 4, 128), (16, 4, 256), (4, 2, 16)]
+CALLS: dict[str, dict[str, Any]] = {
+    "own nodes": {"query_lengths": (300, 20, 50), "key_lengths": (300, 20, 50), "causal": True},
+    "behind prefixes": {"query_lengths": (70, 0), "key_lengths": (300, 40), "causal": False},
+    "one query each": {"query_lengths": (1, 1), "key_lengths": (300, 40), "causal": False},
+}
+CUDA_KERNELS = [(CudaFlashKernel(), torch.bfloat16), (CudaEfficientKernel(), torch.bfloat16)]
+CUDA_KERNELS += [(CudaFlashKernel(), torch.float16), (CudaEfficientKernel(), torch.float32)]
+
+
+def call_of(name: str) -> SegmentCall:
+    """Made anew: a call keeps what it has put on a device."""
+    lengths = CALLS[name]
+    return SegmentCall((0, sum(lengths["query_lengths"])), (0, sum(lengths["key_lengths"])), **lengths)
+
+
+def made(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=FAKE_CUDA)
+
+
+def operands(call: SegmentCall, heads: tuple[int, int, int], dtype: torch.dtype) -> list[torch.Tensor]:
+    query_heads, kv_heads, dim = heads
+    queries, keys = sum(call.query_lengths), sum(call.key_lengths)
+    return [made(rows, n, dim, dtype=dtype) for rows, n in ((queries, query_heads), (keys, kv_heads), (keys, kv_heads))]
+
+
+def check_fake(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    assert (tuple(tensor.shape), tensor.dtype, tensor.device) == (shape, dtype, FAKE_CUDA)
+
+
+@pytest.mark.parametrize("kernel, dtype", CUDA_KERNELS, ids=lambda x: getattr(x, "name", str(x).removeprefix("torch.")))
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_and_backward(kernel: Kernel, dtype: torch.dtype, heads: tuple[int, int, int], name: str) -> None:
+    (query_heads, kv_heads, dim), call = heads, call_of(name)
+    queries, keys = sum(call.query_lengths), sum(call.key_lengths)
+    with faked():
+        q, k, v = operands(call, heads, dtype)
+        out, lse = kernel.segments_forward(q, k, v, call, dim**-0.5)
+        check_fake(out, (queries, query_heads, dim), dtype)
+        check_fake(lse, (query_heads, queries), torch.float32)
+        # Strides as ``grouped_attention`` gives them: rows cut from a longer log-sum-exp.
+        whole = made(query_heads, queries + 9, dtype=torch.float32)
+        grads = kernel.segments_backward(torch.empty_like(out), q, k, v, out, whole[:, :queries], call, dim**-0.5)
+        check_fake(grads[0], (queries, query_heads, dim), dtype)
+        for grad in grads[1:]:
+            check_fake(grad, (keys, kv_heads, dim), dtype)
+
+
+@pytest.mark.parametrize("kernel, dtype", CUDA_KERNELS, ids=lambda x: getattr(x, "name", str(x).removeprefix("torch.")))
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_decoding(kernel: Kernel, dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
+    query_heads, kv_heads, dim = heads
+    with faked() as strict:
+        strict.captured = True
+        k, v = (made(6, 192, kv_heads, dim, dtype=dtype) for _ in range(2))
+        out, lse = kernel.dense_forward(made(6, 1, query_heads, dim, dtype=dtype), k, v, dim**-0.5)
+        check_fake(out, (6, 1, query_heads, dim), dtype)
+        check_fake(lse, (6, query_heads, 1), torch.float32)
+        lengths = made(6, dtype=torch.int32)
+        out, lse = kernel.ragged_forward(made(6, query_heads, dim, dtype=dtype), k, v, lengths, dim**-0.5)
+        check_fake(out, (6, query_heads, dim), dtype)
+        check_fake(lse, (query_heads, 6), torch.float32)
+
+
+def test_three_levels_take_one_call_per_level_and_ancestor_level() -> None:
+    video_question_responses = PrefixTree([6, 2, 3, 1, 1, 2], [-1, 0, 0, 1, 1, 2])
+    calls = video_question_responses.ancestor_calls
+    assert [(c.query_range, c.key_range) for c in calls] == [((6, 11), (0, 6)), ((11, 15), (0, 6)), ((11, 15), (6, 11))]
+    assert calls[1].query_lengths == (4,)
+    assert calls[2].query_lengths == (2, 2)
+
+
+def test_an_ancestor_without_descendants_keeps_an_empty_segment() -> None:
+    tree = PrefixTree([3, 2, 4], [-1, -1, 1])
+    (cross,) = tree.ancestor_calls
+    assert cross.query_lengths == (0, 4)
+    first, second = cross.cu_seqlens(torch.device("cpu"))
+    assert first.tolist() == [0, 0, 4] and second.tolist() == [0, 3, 5]
+
+
+def test_mask_is_ancestors_plus_causal_self() -> None:
+    mask = PrefixTree([2, 1, 2], [-1, 0, 0]).mask()
+    expected = [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
+    assert mask.int().tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "lengths, parents, message",
+    [
+        ([], [], "at least one node"),
+        ([3, 2], [-1], "one parent per node"),
+        ([3, 0], [-1, 0], "Node 1 has 0 tokens"),
+        ([3, 2], [-1, 1], "Node 1 has parent 1"),
+        ([3, 2, 2], [-1, 0, -1], "breadth first"),
+        ([3, 3, 2, 2], [-1, -1, 1, 0], "breadth first"),
+    ],
+)
+def test_other_layouts_are_refused(lengths: list[int], parents: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrefixTree(lengths, parents)
+
+
+def test_two_results_are_merged_with_one_rounding() -> None:
+    """Log-sum-exps ln 1 and ln 3: a quarter of the first and three quarters of the second, here exact in fp32."""
+    out = torch.tensor([[[1.0, -2.0, 0.50390625]]], dtype=torch.bfloat16)
+    other = torch.tensor([[[3.0, 2.0, 0.5]]], dtype=torch.bfloat16)
+    lse = torch.zeros(1, 1)
+    merge_(out, lse, other, torch.tensor([[math.log(3.0)]]))
+    # 0.25 * 0.50390625 + 0.75 * 0.5 = 0.5009765625, whose neighbours in bf16 are 0.5 and 0.50390625.
+    assert out.dtype == torch.bfloat16 and out.tolist() == [[[2.5, 1.0, 0.5]]]
+    assert lse.item() == pytest.approx(math.log(4.0), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "lengths, parents, merges_once, keys_read_once",
+    [
+        ([9, 4, 5], [-1, 0, 0], True, True),
+        ([9, 7, 4, 5], [-1, -1, 0, 1], True, True),
+        # Video, questions, responses: a response meets two levels, two levels meet the video.
+        ([9, 4, 3, 2], [-1, 0, 1, 1], False, False),
+    ],
+)
+def test_how_often_rows_meet(lengths: list[int], parents: list[int], merges_once: bool, keys_read_once: bool) -> None:
+    plan = full_plan(PrefixTree(lengths, parents))
+    assert (plan.merges_once, plan.keys_read_once) == (merges_once, keys_read_once)
+
+
+def test_only_the_last_of_three_levels_has_queries() -> None:
+    """Only responses have queries: each meets two levels, but no level is met twice."""
+    plan = reading_plan(PrefixTree([9, 4, 3, 2], [-1, 0, 1, 1]), ["none", "none", "all", "all"])
+    assert (plan.merges_once, plan.keys_read_once) == (False, True)
+
+
+@pytest.mark.parametrize("levels, between", [(2, torch.bfloat16), (3, torch.float32), (4, torch.float32)])
+def test_rows_of_several_levels_are_not_rounded_in_between(
+    levels: int, between: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def noted(out: torch.Tensor, *others: torch.Tensor) -> None:
+        found.append((out.dtype, len(out)))
+        merge_(out, *others)
+
+    monkeypatch.setattr("vlm_pg.attention.grouped.merge_", noted)
+    tree = PrefixTree([6] * levels, list(range(-1, levels - 1)))
+    q, k, v = (torch.randn(tree.num_tokens, heads, 8, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    out, _ = forward_with_lse(q, k, v, full_plan(tree), 0.3, OracleKernel())
+    # One merge for each level above each level, of that level's rows only.
+    assert found == [(between, 6)] * (levels * (levels - 1) // 2)
+    wide, _ = forward_with_lse(q.double(), k.double(), v.double(), full_plan(tree), 0.3, OracleKernel())
+    # Parts and result are rounded once each: half a unit of bf16's 8 bits, of values of at most that size.
+    assert out.dtype == torch.bfloat16 and (out - wide).abs().max() < 2 * 2**-9 * v.abs().max()
+
+
+def test_with_few_queries_gradients_of_parts_are_joined_and_none_added_to_zeros(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last layer: one query a prompt, all of responses; together they meet every key."""
+    plan = reading_plan(PrefixTree([6, 9, 4, 5], [-1, -1, 0, 1]), ["last", "last", "all", "all"])
+    generator = torch.Generator().manual_seed(0)
+    rows = ((plan.num_queries, 4), (plan.num_keys, 2), (plan.num_keys, 2))
+    q, k, v = (torch.randn(*shape, 8, generator=generator).requires_grad_() for shape in rows)
+    upstream = torch.randn(plan.num_queries, 4, 8, generator=generator)
+    want = torch.autograd.grad(grouped_attention(q, k, v, plan, kernel="oracle"), (q, k, v), upstream)
+
+    def refused(*_: object) -> torch.Tensor:
+        raise AssertionError("zeros were made for gradients that are written whole")
+
+    monkeypatch.setattr(torch, "zeros", refused)
+    out = grouped_attention(q, k, v, plan, kernel="cpu-flash")
+    got = torch.autograd.grad(out, (q, k, v), upstream)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

@@ -138,7 +138,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "pieces": {"vision_piece_tokens": 1},
     "DeepStack": {"family": "qwen3_vl"},
-    "in turns": {},
+    "lockstep": {},
 }
 
 
@@ -153,7 +153,7 @@ def test_no_module_of_ours_on_the_way_is_forgotten(case: str) -> None:
         if event == "call":
             ran.add(frame.f_globals.get("__name__", ""))
 
-    with policy.independent_ranks(scattered=True) if case == "in turns" else contextlib.nullcontext():
+    with policy.independent_ranks(scattered=True) if case == "lockstep" else contextlib.nullcontext():
         before = sys.getprofile()
         sys.setprofile(note)
         try:

@@ -204,19 +204,6 @@ def test_pieces_of_another_size_are_entries_of_their_own(tmp_path: Path, prompt:
         assert calls.count == calls_expected, pieces
 
 
-def test_a_damaged_entry_is_made_anew(tmp_path: Path, prompt: Prompt) -> None:
-    policy, calls, _ = with_cache(tmp_path / "cache")
-    [expected] = encode(policy, [prompt])
-    [entry_file] = places(tmp_path / "cache")
-    content = entry_file.path.read_bytes()
-    damages = (content[:-1], content[:100], b"", content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    for number, damage in enumerate(damages):
-        entry_file.path.write_bytes(damage)
-        assert torch.equal(encode(policy, [prompt])[0], expected)
-        assert calls.count == number + 2 and entry_file.path.read_bytes() == content, "the same bytes as before"
-    assert policy.vision.store is not None and policy.vision.store.store.uses.damaged == len(damages)
-
-
 def test_a_full_disk_costs_no_features(tmp_path: Path, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, calls, _ = with_cache(tmp_path / "cache")
 

@@ -191,15 +191,6 @@ def test_a_text_model_is_all_language(name: str) -> None:
     assert {family.part_of(weight) for weight, _ in tiny_model(name).named_parameters()} == {"language"}
 
 
-@pytest.mark.parametrize("train", [("tower",), ("merger",), ("merger", "language"), PARTS], ids="+".join)
-def test_what_is_not_named_is_frozen(train: tuple[Part, ...]) -> None:
-    policy = tiny_policy(train=train)
-    for name, weight in policy.model.named_parameters():
-        assert weight.requires_grad == (policy.family.part_of(name) in train), name
-    assert policy.family.trained_parts(policy.model) == train
-    assert policy.vision.trains == (train != ("language",)) == policy.settings.trains_vision
-
-
 @pytest.mark.parametrize(
     "given, message",
     [
