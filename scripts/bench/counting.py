@@ -42,7 +42,7 @@ from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.tower_attention import attend_on
+from vlm_pg.models.tower import attend_on
 
 # Factories that take torch's default dtype where none is given; operations that return the same real tensor; those of
 # which a mask's positions are asked; functions that make host tensors; those that bring values to the host.
@@ -62,10 +62,10 @@ HOST = (
     ("vlm_pg/models/prompt_tree.py", ""),
     ("vlm_pg/rollout/prefill.py", "_rows"),
     ("vlm_pg/rollout/prefill.py", "_has_media"),
-    ("vlm_pg/models/tower_inputs.py", ""),
+    ("vlm_pg/models/tower.py", ""),
 )
 # Floating-point tensors too, which are made of whole numbers.
-HOST_NUMBERS = (("vlm_pg/models/tower_inputs.py", ""),)
+HOST_NUMBERS = (("vlm_pg/models/tower.py", ""),)
 # An allocator rounds up to so many bytes.
 BLOCK_BYTES = 512
 # Tensors that liger-kernel 0.8's Triton kernels read and then write; others are read or written, once.

@@ -30,7 +30,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.models.settings import PARTS, ModelSettings, Switch
 from vlm_pg.models.stream_memory import MemoryChoice
-from vlm_pg.models.tower_attention import attends_to_all_frames
+from vlm_pg.models.tower import attends_to_all_frames
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import ResponseGroup

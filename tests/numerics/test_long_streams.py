@@ -14,7 +14,7 @@ from vlm_pg.models.offloading import FileOnDisk
 from vlm_pg.models.packing import pack_chunk, pack_prefixes
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.stream_memory import MemoryChoice
-from vlm_pg.models.tower_inputs import pieces
+from vlm_pg.models.tower import pieces
 from vlm_pg.types import ResponseGroup
 
 SHAPES = {"video": [5, 1, 9], "images": [6, 20, 1], "text": [11, 4]}

@@ -27,12 +27,13 @@ from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.models import family as family_file
-from vlm_pg.models import logits, network, tower_attention
+from vlm_pg.models import logits, network
+from vlm_pg.models import tower as tower_module
 from vlm_pg.models.loading import make_policy
 from vlm_pg.models.lora import add_lora
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.tower_inputs import VisionPiece
+from vlm_pg.models.tower import VisionPiece
 from vlm_pg.types import ResponseGroup
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -251,11 +252,9 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(network, "check_kernel", return_value=0.0))
         stack.enter_context(mock.patch.object(network, "select_kernel", return_value=chosen))
-        stack.enter_context(mock.patch.object(tower_attention, "check_kernel", return_value=0.0))
+        stack.enter_context(mock.patch.object(tower_module, "check_kernel", return_value=0.0))
         on_gpu = device == CUDA and isinstance(chosen, CudaFlashKernel)
-        stack.enter_context(
-            mock.patch.object(tower_attention, "frames_kernel", return_value=chosen if on_gpu else None)
-        )
+        stack.enter_context(mock.patch.object(tower_module, "frames_kernel", return_value=chosen if on_gpu else None))
         if (lora := settings.get("lora")) is None:
             model = tiny_model(family, text=REAL_TEXT[family], vision=REAL_VISION.get(family))
         else:
@@ -267,7 +266,7 @@ def fake_policy(family: str, device: torch.device, kernel: Kernel | None = None,
         policy = make_policy(model, tiny_processor(family), ModelSettings(path="tiny", **settings))
         if isinstance(chosen, CudaFlashKernel):
             # On the fake CPU, too.
-            tower_attention.attend_on(policy.model, policy.family, chosen)
+            tower_module.attend_on(policy.model, policy.family, chosen)
         return policy
 
 

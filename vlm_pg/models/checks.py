@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm_pg.models.family import Family, refuse_media
-from vlm_pg.models.tower_inputs import PixelGeometry
+from vlm_pg.models.tower import PixelGeometry
 from vlm_pg.types import Prompt, ResponseGroup, Sample
 
 

@@ -31,14 +31,14 @@ from vlm_pg.cache.provenance import gpu_driver, lines, source_digest, this_machi
 from vlm_pg.cache.store import key_of
 from vlm_pg.models.family import Family
 from vlm_pg.models.layer_globals import replaced_globals
-from vlm_pg.models.tower_attention import frames_forward, takes_all_frames
+from vlm_pg.models.tower import frames_forward, takes_all_frames
 from vlm_pg.models.weights import is_shard
 
 # A context in which these weights are whole on every rank.
 Gather = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
 
 # Our modules on the way from pixels to features; a test follows the calls and finds those that are not named here.
-OWN_CODE = ("family", "network", "weights", "tower_attention", "tower_inputs", "vision")
+OWN_CODE = ("family", "network", "weights", "tower", "vision")
 # Of a tower's configuration: where it comes from and by what it was written, of which no output depends.
 _NOT_OF_THE_OUTPUT = frozenset(("_name_or_path", "architectures", "transformers_version"))
 

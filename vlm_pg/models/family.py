@@ -15,7 +15,7 @@ from vlm_pg.errors import ModelError
 from vlm_pg.models.positions import PromptGrids, VideoTime, by_qwen, by_transformers
 from vlm_pg.models.settings import PARTS, VISION_PARTS, Part, PositionRule
 from vlm_pg.models.stream_share import possible_sizes
-from vlm_pg.models.tower_inputs import PixelGeometry, tower_inputs
+from vlm_pg.models.tower import PixelGeometry, tower_inputs
 from vlm_pg.types import MediaKind
 
 

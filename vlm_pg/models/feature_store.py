@@ -16,7 +16,7 @@ from vlm_pg.cache.eviction import Outcome
 from vlm_pg.cache.notes import say
 from vlm_pg.cache.store import Entry, Store, key_of
 from vlm_pg.models.digests import numerics_digest
-from vlm_pg.models.tower_inputs import Grid, shares
+from vlm_pg.models.tower import Grid, shares
 from vlm_pg.types import Prompt
 
 KIND = "features"

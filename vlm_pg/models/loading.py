@@ -30,7 +30,7 @@ from vlm_pg.models.lora import (
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings, PositionRule
-from vlm_pg.models.tower_attention import attend_to_all_frames
+from vlm_pg.models.tower import attend_to_all_frames
 from vlm_pg.models.weights import is_quantized, not_finite, quantize_linears
 
 _LISTED = 4

@@ -13,7 +13,7 @@ from torch import Tensor
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.memory import tensor_bytes
 from vlm_pg.models.feature_store import FeatureStore
-from vlm_pg.models.tower_inputs import Grid, PixelGeometry, VisionPiece, shares
+from vlm_pg.models.tower import Grid, PixelGeometry, VisionPiece, shares
 from vlm_pg.types import Prompt, VisualFeatures
 
 # Of all encoders of this process: equal versions mean one encoder and the same weights.

@@ -14,9 +14,8 @@ from vlm_pg.attention.plan import AttentionPlan, reading_plan
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models.contexts import ChunkContext, TreeContext
-from vlm_pg.models.forward import Rows, hidden_of_rows
 from vlm_pg.models.linear_attention import LinearHeads, LinearStates
-from vlm_pg.models.policy import Policy
+from vlm_pg.models.policy import Policy, Rows, hidden_of_rows
 from vlm_pg.models.prompt_tree import PromptNode
 from vlm_pg.models.stream_share import Division, Indices, StreamShare, rows_to_heads
 from vlm_pg.rollout.kv import PrefixStore

@@ -27,7 +27,7 @@ from vlm_pg.models.loading import load_config, load_policy
 from vlm_pg.models.lora import adapter_base
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import family_of
-from vlm_pg.models.tower_inputs import shares
+from vlm_pg.models.tower import shares
 from vlm_pg.observe.console import quiet_libraries
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.prompt_source import PromptSource

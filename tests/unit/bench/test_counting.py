@@ -30,7 +30,7 @@ from vlm_pg.bench.case import random_model
 from vlm_pg.bench.step import CONTESTANTS
 from vlm_pg.bench.step_case import TrainingCase
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.tower_inputs import tower_inputs
+from vlm_pg.models.tower import tower_inputs
 from vlm_pg.processes import resolve
 
 pytestmark = pytest.mark.usefixtures("thawed")

@@ -18,7 +18,7 @@ from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.feature_store import KIND, FeatureStore
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.tower_inputs import Grid
+from vlm_pg.models.tower import Grid
 from vlm_pg.types import Prompt, VisualFeatures
 
 SETTINGS: dict[str, Any] = {"vision_cache_mb": 0}

@@ -270,7 +270,7 @@ def _theirs(model: Any) -> Any:
 
 def test_keys_alone_are_rotated_in_memory_of_their_own() -> None:
     """The kernel rotates queries where they lie; the head that stands in for them must not be the keys'."""
-    from vlm_pg.models.decoder import _rotate
+    from vlm_pg.models.network import _rotate
 
     attention = tiny_model().model.language_model.layers[0].self_attn
 

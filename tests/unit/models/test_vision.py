@@ -18,11 +18,19 @@ from vlm_pg.attention.kernels.oracle import OracleKernel
 from vlm_pg.attention.kernels.torch_kernels import CudaFlashKernel
 from vlm_pg.attention.tree import SegmentCall
 from vlm_pg.models import family as family_file
-from vlm_pg.models import tower_attention
+from vlm_pg.models import tower as tower_module
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.registry import family_of
-from vlm_pg.models.tower_attention import attend_on, attend_to_all_frames, attends_to_all_frames
-from vlm_pg.models.tower_inputs import PixelGeometry, VisionPiece, pieces, shares, tower_inputs
+from vlm_pg.models.tower import (
+    PixelGeometry,
+    VisionPiece,
+    attend_on,
+    attend_to_all_frames,
+    attends_to_all_frames,
+    pieces,
+    shares,
+    tower_inputs,
+)
 from vlm_pg.models.vision import VisionEncoder
 from vlm_pg.types import Prompt
 
@@ -211,7 +219,7 @@ def test_features_are_the_same_bits(family: str, monkeypatch: pytest.MonkeyPatch
     assert torch.equal(ours, policy.run_tower(prompt.pixel_values, prompt.grid_thw))
 
 
-def test_by_hand_and_what_flash_attention_is_made_there() -> None:
+def test_by_hand_and_with_flash_attention() -> None:
     """Two frames of 4 x 8 patches; a window is 2 x 2 merged patches, 4 x 4 patches: two a frame."""
     tower = tiny_policy(family="qwen2_5_vl").model.model.visual
     grids = torch.tensor([[2, 4, 8]])
@@ -294,7 +302,7 @@ def test_numbers_are_those_of_frame_by_frame(family: str, kernel: str | None) ->
     if kernel:
         attend_on(policy.model, policy.family, reference)
     else:
-        tower_attention._route_to_all_frames(policy.family.vision_tower(policy.model))
+        tower_module._route_to_all_frames(policy.family.vision_tower(policy.model))
     found = features_and_gradients(policy)
     assert len(found) == len(expected) > 10
     for got, wanted in zip(found, expected, strict=True):
@@ -352,8 +360,8 @@ def test_one_kernel_a_layer_however_long_the_video(family: str, device: torch.de
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> Reference:
     """A kernel for all frames, as on a GPU in half precision."""
     kernel = Reference()
-    monkeypatch.setattr(tower_attention, "frames_kernel", lambda device, dtype: kernel)
-    monkeypatch.setattr(tower_attention, "check_kernel", lambda *_: 0.0)
+    monkeypatch.setattr(tower_module, "frames_kernel", lambda device, dtype: kernel)
+    monkeypatch.setattr(tower_module, "check_kernel", lambda *_: 0.0)
     return kernel
 
 
@@ -401,7 +409,7 @@ def test_other_head_sizes_and_other_code_stay_frame_by_frame(
     name: str, value: object, a_gpu: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sizes that flash attention lacks; another release of transformers."""
-    monkeypatch.setattr(tower_attention, name, value)
+    monkeypatch.setattr(tower_module, name, value)
     assert not at_once(tiny_policy().model)
 
 
@@ -409,7 +417,7 @@ def test_a_kernel_that_fails_its_check_is_not_used(a_gpu: Reference, monkeypatch
     def differs(*_: Any) -> float:
         raise RuntimeError("Attention kernel 'cuda-flash' differs from the plain softmax by 1.")
 
-    monkeypatch.setattr(tower_attention, "check_kernel", differs)
+    monkeypatch.setattr(tower_module, "check_kernel", differs)
     with pytest.warns(UserWarning, match="frame by frame, which is slow: Attention kernel 'cuda-flash' differs"):
         policy = tiny_policy()
     assert not at_once(policy.model)

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.support.fakes import CPU, CUDA, Strict, as_fake, fake_policy, faked, features_of, groups_of
 from tests.support.tiny import FAMILY_NAMES
-from vlm_pg.models.forward import Rows
-from vlm_pg.models.policy import Policy
+from vlm_pg.models.policy import Policy, Rows
 from vlm_pg.models.registry import FAMILIES
 from vlm_pg.rollout.fused import choice
 from vlm_pg.rollout.fused.choice import FusedStep, fused_unchecked

@@ -82,7 +82,7 @@ _Place = tuple[Any, str, Callable[..., Any]]
 
 
 def _forward_name(module: Any) -> str:
-    # accelerate's hooks, and tiles of rows (row_tiles.py), replace the forward and call it by another name.
+    # accelerate's hooks, and tiles of rows (stream_memory.py), replace the forward and call it by another name.
     if hasattr(module, "_hf_hook"):
         return "_old_forward"
     return "vlm_pg_whole_forward" if hasattr(module, "vlm_pg_whole_forward") else "forward"
