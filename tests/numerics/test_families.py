@@ -92,7 +92,7 @@ MAKERS: tuple[Callable[[Policy, np.random.Generator], list[Case]], ...] = (
     ("family", "train_vision"),
     [
         *((family, True) for family in VL_FAMILY_NAMES),
-        *((family, False) for family in ("qwen2_5_vl", *TEXT_FAMILY_NAMES)),
+        *((family, False) for family in ("qwen2_5_vl", "qwen2", "qwen3_moe", "qwen3_5_text")),
     ],
 )
 def test_random_cases(family: str, train_vision: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, groupby, pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -220,7 +219,8 @@ def _consecutive_runs(rows: list[int]) -> list[list[int]]:
     return [[row for _, row in run] for _, run in groupby(enumerate(rows), key=lambda pair: pair[1] - pair[0])]
 
 
-class SegmentBatch(NamedTuple):
+@dataclass(frozen=True)
+class SegmentBatch:
     """Segments of one shape; an index is a slice (no copy) where rows are consecutive."""
 
     count: int

@@ -131,7 +131,7 @@ class _TrainersPolicy(Policy):
             self.fused_logits = False
 
     @property
-    def media_token_ids(self) -> tuple[int, ...]:  # type: ignore[override]
+    def media_token_ids(self) -> tuple[int, ...]:
         # The trainer's own forward reads all other media tokens as words where no picture belongs to them.
         token = self.family.image_token_id(self.model.config)
         return () if token is None else (token,)

@@ -255,7 +255,7 @@ class StreamContext:
     def keep_keys_values(self, layer_index: int, k: Tensor, v: Tensor) -> None:
         """Called with keys and values [rows, K, H] of all rows in the stream, where one rank has them all."""
 
-    def _own_heads(self, layer_index: int, queries: tuple[Tensor, Division], k: Tensor, v: Tensor) -> list[Tensor]:
+    def _own_heads(self, layer_index: int, queries: tuple[Tensor, Division], k: Tensor, v: Tensor) -> Sequence[Tensor]:
         """q (with its rows), k, v of this sequence rank's rows and all heads -> of all rows and its heads."""
         assert self.share is not None
         return rows_to_heads(queries, (k, self.share.rows), (v, self.share.rows))

@@ -192,7 +192,7 @@ def numerics_digest(device: torch.device) -> str:
 
     Of the moment of the call: a switch may be set at any time.
     """
-    return key_of({"process": process_switches(device), "host": _host(device.type, device.index)})
+    return key_of({"told": process_switches(device), "host": _host(device.type, device.index)})
 
 
 def process_switches(device: torch.device) -> dict[str, Any]:
@@ -217,12 +217,7 @@ def _switches() -> list[str]:
 
 @cache
 def _host(kind: str, index: int | None) -> dict[str, Any]:
-    installed = {
-        (package.metadata["Name"] or "").lower().replace("_", "-"): package.version for package in distributions()
-    }
-    # Of packages with kernels, and of the libraries that torch loads.
-    packages = {name: of for name, of in installed.items() if name in _PACKAGES or name.startswith(_LIBRARIES)}
-    versions = {"torch build": torch.__config__.show(), "packages": packages}
+    versions = {"torch build": torch.__config__.show(), "packages": _versions()}
     if kind == "cpu":
         return {**versions, "processor": processor(), "libc": platform.libc_ver()}
     if kind == "cuda":

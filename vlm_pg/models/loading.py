@@ -336,7 +336,7 @@ class WeightlessPolicy(PromptInterface):
         return self.family.positions(rule, self._meta_model if needs_model else self.model, *given)
 
     @cached_property
-    def model(self) -> SimpleNamespace:  # type: ignore[override]
+    def model(self) -> SimpleNamespace:
         """Stands for transformers' model: ``config``, ``generation_config``, ``name_or_path``."""
         from transformers import GenerationConfig
 

@@ -11,6 +11,7 @@ and their sum exist at one time: three times the vocabulary by the width, 3 GiB 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -107,25 +108,27 @@ def token_logprobs(
     return of_all, -torch.cat(negated_entropies)
 
 
+@dataclass
 class _Rows:
     """What backward needs of all rows, computed for all at once: a few numbers a row would be a few kernels a chunk.
 
     ``of_targets`` [R]: the logits' gradients at the targets, in the logits' ``dtype``.
     """
 
-    def __init__(self, temperature: float, fused: bool = False) -> None:
-        self.temperature, self.fused = temperature, fused
-        self.dtype: torch.dtype | None = None
-        self.of_targets: Tensor | None = None
+    temperature: float
+    fused: bool = False
+    dtype: torch.dtype | None = None
+    of_targets: Tensor | None = None
 
 
+@dataclass
 class _Piece:
     """A chunk's first row and, between its forward and its recomputation, its log-probabilities and negated entropies;
     the recomputation needs the graph alone."""
 
-    def __init__(self, start: int, remembers: bool = False) -> None:
-        self.start, self.remembers = start, remembers
-        self.values: tuple[Tensor, Tensor] | None = None
+    start: int
+    remembers: bool = False
+    values: tuple[Tensor, Tensor] | None = None
 
 
 class _AllLogprobs(torch.autograd.Function):

@@ -131,7 +131,7 @@ class Network(PromptInterface, torch.nn.Module):
         return self.family.language_model(self.model)
 
     @property
-    def config(self) -> Any:  # type: ignore[override]
+    def config(self) -> Any:
         return self.model.config
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +20,8 @@ from vlm_pg.types import Prompt
 MIN_SHARED_TOKENS = 64
 
 
-class PromptNode(NamedTuple):
+@dataclass(frozen=True)
+class PromptNode:
     """Tokens ``start`` to ``stop`` (exclusive) of prompt ``owner`` and, alike, of all prompts that pass through.
 
     ``parent``: index of the node that holds the tokens before ``start``, -1 for a root.

@@ -45,18 +45,9 @@ def other_bit(tensor: torch.Tensor) -> None:
         tensor.view(-1)[-1:].view(torch.uint8)[0] ^= 1
 
 
-def forward_of_elsewhere(policy: Policy) -> None:
-    """As liger-kernel puts its own functions there."""
-    tower(policy).merger.mlp[1].forward = contextlib.nullcontext
-
-
 def function_of_its_own(policy: Policy) -> None:
     """A layer of the tower calls another one by that name, and its module's stays: liger-kernel's rotation."""
     assert set_layer_globals(tower(policy).blocks[0].attn, {"apply_rotary_pos_emb_vision": contextlib.nullcontext})
-
-
-def other_forward(policy: Policy) -> None:
-    tower(policy).merger.forward = tower(policy).patch_embed.forward
 
 
 CHANGES: dict[str, Callable[[Policy], Any]] = {
@@ -68,8 +59,12 @@ CHANGES: dict[str, Callable[[Policy], Any]] = {
     "the attention kernel": lambda policy: tower(policy).set_attn_implementation("eager"),
     "a number in the configuration": lambda policy: setattr(tower(policy).config, "window_size", 28),
     "a weight's name": lambda policy: tower(policy).register_buffer("more", torch.zeros(0)),
-    "a function that runs a layer": other_forward,
-    "one of another package": forward_of_elsewhere,
+    "another layer's forward": lambda policy: setattr(
+        tower(policy).merger, "forward", tower(policy).patch_embed.forward
+    ),
+    "a forward of another package": lambda policy: setattr(
+        tower(policy).merger.mlp[1], "forward", contextlib.nullcontext
+    ),
     "what a layer calls by a name": function_of_its_own,
     "a layer that is compiled": lambda policy: tower(policy).merger.compile(),
 }

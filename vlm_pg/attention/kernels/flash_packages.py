@@ -175,8 +175,8 @@ class Flash2Kernel(FlashPackageKernel):
     @classmethod
     def entry_points(cls) -> EntryPoints:
         module = import_first(["flash_attn.flash_attn_interface"])
-        fixed = {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0}
-        fixed |= {"alibi_slopes": None}
+        fixed: dict[str, Any] = {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None}
+        fixed |= {"window_size_left": -1, "window_size_right": -1}
         forward_only = {**fixed, "return_softmax": False}
         # Not deterministic: dq is summed with atomic adds, as in torch's own flash backward.
         backward_only = {**fixed, "deterministic": False}
