@@ -280,8 +280,8 @@ def _equal(predicted: ParsedNumber, gold: ParsedNumber, settings: GraderSettings
     if predicted.is_percent == gold.is_percent:
         return False
     # Not rounded, since rounding a share to two places would make 0.4 % equal to 0.
-    shares = (number.value / 100.0 if number.is_percent else number.value for number in (predicted, gold))
-    return _close(*shares, tolerance)
+    share, gold_share = (number.value / 100.0 if number.is_percent else number.value for number in (predicted, gold))
+    return _close(share, gold_share, tolerance)
 
 
 def _close(predicted: float, gold: float, tolerance: float) -> bool:
