@@ -115,8 +115,8 @@ class RewardSettings(Settings):
     checker: CheckerSettings = Field(default_factory=CheckerSettings, description="Processes for risky checks.")
 
     def impossible(self) -> list[str]:
-        weights = [self.length.weight, self.repetition.weight, self.language.weight, self.judge.weight]
-        weights += [function.weight for function in self.functions]
-        if any((self.accuracy_weight, self.format_weight, *weights)):
+        sections = (self.length.weight, self.repetition.weight, self.language.weight, self.judge.weight)
+        functions = (function.weight for function in self.functions)
+        if any((self.accuracy_weight, self.format_weight, *sections, *functions)):
             return []
         return ["no part of the reward has a weight, so every reward is 0. Set reward.accuracy_weight=1.0."]
