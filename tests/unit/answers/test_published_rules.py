@@ -651,6 +651,10 @@ def test_qwen25_math(output: str, gold: str, expected: float) -> None:
     assert score("math500/qwen25_math", output, gold, "mathematics") == expected
 
 
+def test_a_gold_answer_that_cannot_be_compared_is_not_met() -> None:
+    assert score("math500/qwen25_math", r"\boxed{5}", r"\cot x", "mathematics") == 0.0
+
+
 def test_easyr1_reads_boxes_alone() -> None:
     assert score("math500/easyr1", r"\boxed{\frac{1}{2}}", "0.5", "mathematics") == 1.0
     assert score("math500/easyr1", "The answer is 0.5", "0.5", "mathematics") == 0.0

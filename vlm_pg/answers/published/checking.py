@@ -21,7 +21,8 @@ _pools: dict[int, CheckerPool] = {}  # by process: a fork starts a pool of its o
 
 def same_mathematics(gold: str, answer: str) -> tuple[bool, str]:
     """Whether two mathematical answers are equal by this project's own comparison, and a note if none was made."""
-    return _ask(mathematics_call(gold, answer))
+    right, note = _ask(mathematics_call(gold, answer))
+    return bool(right), note
 
 
 def whole_outputs_agree(gold: str, output: str) -> tuple[bool, str]:
