@@ -5,10 +5,9 @@
 
 Published: math-ai/amc23 ``test-00000-of-00001.parquet``, rows ``id``, ``question``, ``answer`` (text), ``url``;
 Qwen2.5-Math ``evaluation/data/amc23/test.jsonl``, rows ``id``, ``problem`` or ``question``, ``answer`` (27.0: a whole
-number that is written as a fraction), ``url``. The competition itself offers five options; here the answer is asked
-for, and some problems say how it is to be written ("What is m+n?"). All answers are whole numbers, one of them -1.
-They are kept as such: 27.0 is "27". Problems whose ``url`` names another year, as AI-MO/aimo-validation-amc has, are
-refused. ``details`` have ``id`` and ``url``. No media.
+number that is written as a fraction), ``url``. The competition offers five options; here the answer itself is expected,
+in the form that some problems give ("What is m+n?"). All answers are whole numbers (27.0 is "27"), one of them -1.
+Problems of another year by their ``url`` are refused. ``details`` have ``id`` and ``url``. No media.
 
 Licence: the cards name none. The problems are the Mathematical Association of America's.
 

@@ -11,7 +11,7 @@ all of these are of the kind multiple select. ``question_id`` restarts in every 
 videos unpack to ``video_train/video_00000-01000/video_00428.mp4``, a thousand a folder; they are found by name below
 ``video_train``, ``video_validation`` and ``video_test``, in folders of a thousand two levels below the media root, or
 in the root. In ``train``, ``val``, ``validation`` and ``test`` (``train_video`` and so on; below ``videos`` or a folder
-called "clevrer..." too) they are taken where they can be nobody else's: Perception Test has a video_10428.mp4, too. So
+called "clevrer..." too) they are taken where no other set can own them: Perception Test has a video_10428.mp4, too. So
 all numbers there must be of that split (train below 10000, validation below 15000, test below 20000), one of them 12000
 or more for those that both have, or the folder is in one called "clevrer".
 

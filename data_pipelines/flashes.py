@@ -61,7 +61,7 @@ class Clip:
     """One clip and its question.
 
     ``key``: the integers that seed everything random about the pixels.
-    ``order``: the colours in the order shown. ``position``: which one is asked for. ``options``: colours in the order
+    ``order``: the colours in the order shown. ``position``: the one in question. ``options``: colours in the order
     offered (A, B, C, D).
 
         Clip((0, 1, 17), ("red", "blue", "green", "yellow"), "last", ("blue", "yellow", "red", "green"))
@@ -79,7 +79,7 @@ class Clip:
 
 
 def make_clips(count: int, orders: tuple[Order, ...], positions: tuple[str, ...], key: tuple[int, ...]) -> list[Clip]:
-    """``count`` clips whose orders, asked positions and correct letters are each used equally often.
+    """``count`` clips whose orders, positions in question and correct letters are each used equally often.
 
     ``key``: integers (seed, split) that the draw depends on; clip i has the key ``(*key, i)``.
     """

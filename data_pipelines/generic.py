@@ -26,7 +26,7 @@ of a record, which field of a row it is, or the same value for all rows:
 text alone is the name of a field; points lead into others ("conversations.0.value"). A row without a field the map
 names is refused, unless it is one of videos and the row's media are images, or ``path`` and the row's type is text. A
 cell of a CSV file may hold a list or an object as JSON. Where images and videos stand in fields of their own, ``video``
-and ``image`` name these, in the place of ``path`` and ``data_type``; a row has either, or both:
+and ``image`` name these, instead of ``path`` and ``data_type``; a row has either, or both:
 
     fields: {video: clip, image: {field: photo, prefix: photos/}, problem: question, ...}
 
@@ -35,8 +35,8 @@ at the start or end; "<image>" and "<video>" only where there is one for each me
 ``options`` come from a list, a text with a ``separator``, ``columns``, or the question's last lines (``in_question:
 true``); the last columns may be empty. ``answer`` is ``given_as`` letter, index, index from 1, text, tagged
 ("<answer>B</answer>") or written, the default: any spelling that fits one option. That holds for questions with
-options; others take the answer as it is written. A class of a table is its name, and its number where an index is asked
-for. Several right options (``multiple select``) are a list, or a text with a ``separator``.
+options; others take the answer as it is written. A class of a table is its name, or its number if an index
+is expected. Several right options (``multiple select``) are a list, or a text with a ``separator``.
 
 Beside ``fields``: ``files`` (train, eval: glob patterns below the folder), ``media_folders`` (glob patterns below the
 media root of folders that paths start from, "clips/**" for those inside others too; without them, the root itself),

@@ -26,7 +26,7 @@ from data_pipelines.engine.fields import first_of, plain_number
 from vlm_pg.errors import SampleError
 
 _BEFORE_GOLD = "####"
-# "48/2 = <<48/2=24>>24": what a calculator was to be asked stands beside what the text says.
+# "48/2 = <<48/2=24>>24": calculator annotations beside the text.
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)")
 

@@ -19,7 +19,7 @@ Each turn is a question of its own. Later turns are kept as published training s
 sense after the earlier ones only. Options stand in the question as lines "A. ..."; the sentences that ask for a letter,
 or for a word or phrase, are removed. Gold answers are "A." or "A. Black."; where letter and text disagree the question
 is refused. Open questions and captions are free-form, and yes/no or numerical where the whole answer is "Yes" or a
-number in digits. ``id`` repeats, so records are named after file, place and turn. ``llava_hound`` is read when it is
+number in digits. ``id`` repeats, so records are named after file, position and turn. ``llava_hound`` is read when it is
 named with ``--train``; its media are folders of frames, which are refused until they are made videos. There is no
 evaluation split. ``data_source`` says which subset a row is of; dialogues without it are of another set.
 

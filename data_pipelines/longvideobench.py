@@ -1,4 +1,4 @@
-r"""LongVideoBench: multiple choice on what is seen and said in videos of up to an hour, for evaluation only.
+r"""LongVideoBench: multiple choice on what is seen and spoken in videos of up to an hour, for evaluation only.
 
     vlm-pg prepare longvideobench LongVideoBench --out data/longvideobench
     vlm-pg prepare longvideobench --eval lvb_val.json --media-root LongVideoBench --out data/longvideobench
@@ -7,13 +7,13 @@ Published: longvideobench/LongVideoBench ``lvb_val.json``, 1,337 rows: ``video_i
 ``question_wo_referring_query``, two to five ``candidates`` without letters, ``correct_choice`` (a number from 0 on),
 ``position`` (frames), ``topic_category``, ``question_category`` (17), ``level``, ``id``, ``video_path``,
 ``subtitle_path``, ``duration_group`` (15, 60, 600, 3600), ``starting_timestamp_for_subtitles``, ``duration`` (seconds)
-and ``view_count``; ``validation-*.parquet``, the same, or with ``option0`` to ``option4`` in the place of
+and ``view_count``; ``validation-*.parquet``, the same, or with ``option0`` to ``option4`` instead of
 ``candidates``, filled up with "N/A". ``lvb_test_wo_gt.json`` has no answers, so its rows are refused. ``videos.tar``
 (in parts) unpacks to ``videos/<video_path>``, ``subtitles.tar`` to ``subtitles/<subtitle_path>``.
 
 Subtitles are those of the video that a clip was cut from, as JSON of two forms: {"timestamp": [s, e], "text"} in
 seconds, of which e may be null (it is shown to the clip's end then), and {"start", "end", "line"} as "HH:MM:SS.mmm".
-``starting_timestamp_for_subtitles`` is taken from their times, and what is said outside of the clip left out; the rest
+``starting_timestamp_for_subtitles`` is taken from their times, what is spoken outside of the clip left out; the rest
 is written as WebVTT to ``unpacked`` below the media root, and records name that file. They are read where ``subtitles``
 lies beside the annotations; the report counts records without. Evaluation reports by ``question_category``.
 

@@ -8,10 +8,10 @@ their ``pid``, with ``images/<pid>.jpg``; AI4Math/MathVista ``data/testmini-*.pa
 free_form: ``answer_type`` integer, float (with its ``precision``, a number of decimals), list ("[2014, 2016]") or text;
 ``unit`` in some. The answers of the ``test`` split are not public: its rows are refused.
 
-MathVista rounds an answer to the precision and compares texts. Here the question says which precision or form is asked
-for, as MathVista's own prompts do, and integers and numbers of one or two decimals are compared after rounding to two:
-an answer with more decimals than asked for can be wrong here and right there. Other precisions are refused. A list must
-be equal as text; a choice is told by its letter or text, never by the nearest spelling.
+MathVista rounds an answer to the precision and compares texts. Here the question states the precision, as
+MathVista's own prompts do, and numbers of up to two decimals are compared after rounding to two: an answer with more
+decimals can be wrong here and right there. Other precisions are refused. A list must be equal as text; a choice is
+identified by its letter or text, never by the nearest spelling.
 
 ``details`` have the question as published, ``question_type``, ``answer_type``, ``precision``, ``unit``, ``choices`` (of
 at most 2,000 characters together), and of the metadata ``task``, ``context``, ``grade``, ``skills`` and ``category``.

@@ -13,9 +13,9 @@ names that other such folders have too: only that folder counts. The copy with c
 
 The videos of episodic_reasoning are folders of pictures, three a second (``tvqa/frames_fps3_hq/<video>/00001.jpg``), of
 which number 1 is shown from 0 s on. MVBench's code takes number round(3 t) for a time t, about a third of a second
-earlier. The videos of fine_grained_pose (NTU RGB+D, .avi) must be asked for at their project and belong in ``nturgbd``.
+earlier. The videos of fine_grained_pose (NTU RGB+D, .avi) must be requested from the authors and belong in ``nturgbd``.
 
-Evaluation reports by task, as ``details`` call it, too; a record is named after its task and its place in the file.
+Evaluation reports by task, as ``details`` call it, too; a record is named after its task and its position in the file.
 
 Licence: annotations MIT; the videos come from eleven other data sets under their own terms, see the project.
 

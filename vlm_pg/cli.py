@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _rank_prefix() -> str:
-    """ "[rank 3] " in a run of several processes, so that one rank's error can be told from the others'."""
+    """ "[rank 3] " in a run of several processes, so that one rank's error can be distinguished from the others'."""
     return f"[rank {os.environ.get('RANK', '?')}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
 
 
@@ -112,7 +112,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
-    # An override in the place of an optional argument ("check CONFIG training.steps=5", "eval training.steps=5").
+    # An override instead of an optional argument ("check CONFIG training.steps=5", "eval training.steps=5").
     if arguments.command == "check" and arguments.data is not None and _is_override(arguments.config):
         arguments.overrides = [arguments.config, *arguments.overrides]
         arguments.data, arguments.config = None, arguments.data

@@ -194,7 +194,7 @@ def _copy(source: IO[bytes], path: Path, most: int, name: str) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         target = path.open("xb")
     except (FileExistsError, NotADirectoryError) as error:
-        raise _Refused(f"'{_shown(name)}' stands in the place of another entry") from error
+        raise _Refused(f"'{_shown(name)}' stands instead of another entry") from error
     count = 0
     with target:
         while chunk := source.read(_CHUNK):

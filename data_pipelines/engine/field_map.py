@@ -122,7 +122,7 @@ class Fields(Settings):
     answer: Answer
     process: Value | None = None
     path: Value | None = None
-    video: Value | None = Field(None, description="Paths of videos, in the place of path and data_type; image alike.")
+    video: Value | None = Field(None, description="Paths of videos, instead of path and data_type; image alike.")
     image: Value | None = None
     data_source: Value | None = None
     category: Value | None = None

@@ -85,7 +85,7 @@ def fetch(name: str, config: str | None, split: str, folder: Path, revision: str
             raise ConfigError(
                 f"Split '{printable(split, 100)}' of data set '{printable(name, 200)}' is not fetched: "
                 f"{printable(str(error), 600)} {by_hand}, correct that one, and give them with --train or "
-                "--eval in the place of --hub."
+                "--eval instead of --hub."
             ) from error
         except Exception as error:  # whatever the package raises: the network, the name, or the data set are at fault
             note.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def fetch(name: str, config: str | None, split: str, folder: Path, revision: str
                 f"Split '{printable(split, 100)}' of data set '{printable(name, 200)}' (configuration "
                 f"{config or 'default'}) cannot be fetched: {printable(str(error), 500)}. A data set that the package "
                 "'datasets' loads is expected. Correct --hub, --hub-config or --hub-splits. Or: "
-                f"{by_hand} and give them with --train or --eval in the place of --hub."
+                f"{by_hand} and give them with --train or --eval instead of --hub."
             ) from error
     return folder.parent / f"{folder.name}:{split}"
 
@@ -243,7 +243,7 @@ def check_origin(shard: Path, origin: Origin) -> None:
     if shard.is_file() and not _beside(shard, _ORIGIN).is_file():
         raise UnknownOrigin(
             f"'{printable(str(shard), 300)}' is there, and it is not known from where: an earlier version may have "
-            f"fetched it. Requested is {origin}. If that is what it holds, give the folder in the place of --hub; "
+            f"fetched it. Requested is {origin}. If that is what it holds, give the folder instead of --hub; "
             "else choose another --hub-folder, or remove that file."
         )
 

@@ -240,7 +240,7 @@ def _refused(name: str, error: Exception, where: str) -> BadSample:
 
 @dataclass(frozen=True)
 class Subtitles:
-    """Subtitles published in a form of the set's own, in the place of their file's path: times in seconds."""
+    """Subtitles published in a form of the set's own, instead of their file's path: times in seconds."""
 
     cues: tuple[Cue, ...]
 
@@ -256,7 +256,7 @@ class MediaStore:
         self._root = root
 
     def unpack(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row with paths in the place of its media, lists of them included.
+        """The row with paths instead of its media, lists of them included.
 
         Raises:
             SampleError: ``unreadable_media``: a medium is of another type than its column, or unreadable.

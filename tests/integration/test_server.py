@@ -213,7 +213,7 @@ def test_an_evaluation_of_a_server_that_loads_the_checkpoint_is_that_of_this_pro
     held += ["training.torch_threads=1", "eval.thumbnails=0"]
     server.wait()
     assert main(["eval", "--config", str(config), *held]) == 0
-    assert "which is told to load" in capsys.readouterr().out
+    assert "which loads" in capsys.readouterr().out
     assert main(["eval", "--config", str(config), *held, "rollout.engine=in_process"]) == 0
     name = "eval-tiny-qwen2_5-vl"
     found = [

@@ -51,7 +51,7 @@ def prune(
     ``scope="question"`` keeps ``num_kept`` rollouts of each group, ``"rank"`` floor(n * (1 - rate)) of all n that are
     given, at least one, however they fall on the groups. ``metric="smallest"`` drops the smallest |advantage| (CPPO),
     ``"largest"`` the largest; of equal ones the earlier is kept. ``"random"`` drops by numbers that depend on a
-    group's key and the rollout's place in it alone.
+    group's key and the rollout's index in it alone.
 
     ``correction`` makes the expected sum of weight * advantage * anything that without pruning: rollouts are drawn
     with inclusion probabilities p_i and weigh 1 / p_i. ``smallest``: p_i is proportional to |advantage|, held at 1,

@@ -93,7 +93,7 @@ class AlgorithmSettings(Settings):
         ge=0,
         le=100,
         description="DAPO's dynamic sampling: groups without spread are replaced by those of further questions, in at "
-        "most so many rounds a step. 0: off.",
+        "most this many rounds a step. 0: off.",
     )
     mask_truncated: bool = Field(
         default=False, description="Responses cut off at rollout.max_new_tokens count in the statistics, not the loss."

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-# "kind: unit factor, ...": names of one unit are joined by "=". Symbols are told apart by case, names are not.
+# "kind: unit factor, ...": names of one unit are joined by "=". Symbols are distinguished by case, names are not.
 _TABLE = """
 length: nm=nanometer=nanometre 1e-9, μm=um=micrometer=micrometre=micron 1e-6, mm=millimeter=millimetre=毫米 1e-3,
     cm=centimeter=centimetre=厘米=公分 1e-2, dm=decimeter=decimetre=分米 1e-1, m=meter=metre=米=公尺 1,

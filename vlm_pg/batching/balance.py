@@ -172,7 +172,7 @@ class Search:
         return self.slowest * self.ranks * 100 <= at_best * (100 + self.tolerance_percent)
 
     def run(self) -> None:
-        """Whole groups change hands, or change places, first; where that no longer helps, groups are split."""
+        """Whole groups are moved or swapped first; where that no longer helps, groups are split."""
         for _ in range(MOST_STEPS * self.ranks):
             if self.is_even or not (self._improve(self._whole_groups) or self._improve(self._parts)):
                 return

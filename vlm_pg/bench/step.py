@@ -70,7 +70,7 @@ how it is measured:
            --repeats times; medians are compared.
   memory   On a CPU, each contestant runs once in a forked process of its own that builds the model and warms up on a
            tiny group: peak resident memory (VmHWM, reset through /proc/self/clear_refs; where that is not allowed,
-           ru_maxrss) above what was resident before. glibc is told to give freed memory back at once. On a GPU:
+           ru_maxrss) above what was resident before. glibc is configured to return freed memory at once. On a GPU:
            torch.cuda.max_memory_allocated above memory_allocated before, during the warm-up. Both include the
            gradients of the weights and leave out the weights.
   bounds   tokens: through the linear layers; attention: pairs of query and key; FLOPs: both and the output head,

@@ -43,7 +43,7 @@ class TrainingCase(ModelCase):
         """A group of random tokens. Text stands in for visual tokens: past the tower the language model treats them
         alike.
 
-        Weights run from 0.5 to 1.5, so that responses that change places change the loss.
+        Weights run from 0.5 to 1.5, so that responses that are swapped change the loss.
         """
         generator = torch.Generator().manual_seed(seed)
         below = policy.vocab_size - SPECIAL_IDS

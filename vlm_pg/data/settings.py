@@ -54,17 +54,15 @@ class DataSettings(Settings):
     max_bad_share: float = Field(
         0.5, ge=0, le=1, description="The run stops when more than this share of the samples seen so far was unusable."
     )
-    min_seen_for_bad_share: int = Field(20, ge=1, description="The share is not judged before so many samples.")
+    min_seen_for_bad_share: int = Field(20, ge=1, description="The share is not judged before this many samples.")
     allow_remote: bool = Field(False, description="Download media from http and https URLs.")
     shuffle: bool = Field(True, description="A new random order in every epoch, fixed by the run's seed.")
     mixture: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
-        description="How often each source of the training records (their data_source) is asked for, as weights; "
-        "empty: every record as often as any other. 0 leaves a source out. Of several sets, the sets are the sources.",
+        description="Sampling weight of each source of the training records (their data_source); empty: every "
+        "record with equal frequency. 0 leaves a source out. With several sets, each set is a source.",
     )
-    limit: int | None = Field(
-        None, ge=1, description="Use only the first so many usable training records (of each set)."
-    )
+    limit: int | None = Field(None, ge=1, description="Use only the first N usable training records (of each set).")
 
     prompt_cache_mb: int = Field(
         512,

@@ -159,7 +159,7 @@ def is_question_only(question: Answered) -> bool:
 
 
 def video_mmmu(answered: Sequence[Answered]) -> Table:
-    """The mean of three tracks, and what a model learns from the lecture where it was also asked without."""
+    """The mean of three tracks, and what a model learns from the lecture, from the questions without it."""
     before = tuple(question for question in answered if is_question_only(question))
     after = [question for question in answered if not is_question_only(question)]
     table, tracks = _mean_of_means(after, "track", 3)

@@ -41,7 +41,7 @@ class Figure:
     """One number of a table: None where nothing could be scored.
 
     ``n``: questions behind it. ``clusters``: videos or images behind it. ``standard_error``: see the module; None
-    where it cannot be told, since all questions of a group are about one video. ``limits``: of the value.
+    where it cannot be estimated, since all questions of a group are about one video. ``limits``: of the value.
 
     Figure(0.625, n=8, clusters=4, standard_error=0.1)
     """

@@ -62,7 +62,7 @@ class ServerEvaluation:
         """Lines on the model that answers, and on settings without effect."""
         url, kind, cache = self._config.rollout.server.url, self.server.kind, self._config.cache
         if self.server.loads_by_name:
-            yield f"answers of the server at {url} ({kind}), which is told to load {self._checkpoint}"
+            yield f"answers of the server at {url} ({kind}), which loads {self._checkpoint}"
         else:
             yield (
                 f"answers of {self._model_name()!r} at {url} ({kind}): which weights that server was started with is "

@@ -67,7 +67,7 @@ class EvalSettings(Settings):
     limit: int | None = Field(None, ge=1, description="Use only the first questions of each set.")
     before: bool = Field(True, description="Evaluate before training.")
     after: bool = Field(True, description="Evaluate after training.")
-    every: int = Field(0, ge=0, description="Evaluate after every so many steps of training; 0: not.")
+    every: int = Field(0, ge=0, description="Evaluate every N training steps; 0: never.")
     sets: tuple[str, ...] | None = Field(None, description="Names of data.eval sets to evaluate; default: all.")
     controls: tuple[Control, ...] = Field(
         (),

@@ -49,7 +49,7 @@ class VideoHeader:
     """What the container states. The size is before rotation; 0 stands for "not stated".
 
     ``duration_seconds``: of the whole file, its longest stream. ``video_seconds``: of the video stream alone, where the
-    container has a place for that. ``start_seconds``: the timestamp with which players begin to count, that of the
+    container has a field for that. ``start_seconds``: the timestamp with which players begin to count, that of the
     stream that begins first, without what audio decoders throw away; None where nothing is known.
     """
 

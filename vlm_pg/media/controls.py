@@ -1,7 +1,7 @@
 """Control inputs that take the temporal evidence away: frames in a wrong order, one moment repeated.
 
 Both work on runs of ``unit`` frames, one temporal patch of the vision tower, and are fixed by a key, so that a control
-can be evaluated again. Times are kept: the tower is told the same seconds, only the pictures move.
+can be evaluated again. Times are kept: the tower gets the same seconds, only the pictures move.
 """
 
 from __future__ import annotations

@@ -415,7 +415,7 @@ def span_of(timeline: Timeline, part: Part, name: str) -> Span:
 def moments(timeline: Timeline, times: Sequence[float], name: str) -> Choice:
     """The frame on display at each moment. Of an odd number the last one comes twice, as in qwen-vl-utils.
 
-    ``sampled_fps`` is the mean rate of the moments, 2 / s for 0, 0.1 and 1 s: models that are told no times count
+    ``sampled_fps`` is the mean rate of the moments, 2 / s for 0, 0.1 and 1 s: models that get no times count
     frames, and so are right about when the last one is shown. A single moment has no rate, and no other frame whose
     distance the rate would tell: it gets the video's.
 

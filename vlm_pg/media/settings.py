@@ -21,26 +21,26 @@ class MediaSettings(Settings):
         "every video or clip, evenly. Both go by qwen-vl-utils; moments that a record names are shown as they are.",
     )
     fps: float = Field(2.0, gt=0, le=1000, description="Frames sampled per second of video, before min and max_frames.")
-    min_frames: int = Field(4, ge=2, le=MAX_FRAMES_LIMIT, description="At least so many frames (rounded up to even).")
-    max_frames: int = Field(16, ge=2, le=MAX_FRAMES_LIMIT, description="At most so many frames (rounded down to even).")
+    min_frames: int = Field(4, ge=2, le=MAX_FRAMES_LIMIT, description="Fewest frames (rounded up to even).")
+    max_frames: int = Field(16, ge=2, le=MAX_FRAMES_LIMIT, description="Most frames (rounded down to even).")
     num_frames: int | None = Field(
         None,
         ge=2,
         le=MAX_FRAMES_LIMIT,
         multiple_of=2,
-        description="With frames=uniform, and only then: so many frames; a video with fewer is refused.",
+        description="With frames=uniform, and only then: the number of frames; a video with fewer is refused.",
     )
     last_frame: Literal["as_sampled", "always"] = Field(
         "as_sampled",
-        description="always: the last frame that is shown is the video's last one, as where a question is on it. "
-        "Refused are files that lack it (by half a frame's time of what their header states, 0.05 s at most, whatever "
-        "max_missing_share allows), and clips and moments that end before it.",
+        description="always: the last sampled frame is the video's last, for questions about it. Refused: files "
+        "that end half a frame (at most 0.05 s) before the duration in their header, whatever max_missing_share "
+        "allows, and clips and moments that end before the last frame.",
     )
     video_tokens: int | None = Field(
         None,
         ge=1,
-        description="Most visual tokens of one video: frames / 2 * (height / f) * (width / f), f the pixels of a "
-        "merged patch's side. Above it frames are scaled down to min_pixels, then taken away down to min_frames.",
+        description="Maximum visual tokens per video: frames / 2 * (height / f) * (width / f), f = side of a "
+        "merged patch in pixels. Above it frames are scaled down to min_pixels, then dropped down to min_frames.",
     )
     min_pixels: int = Field(4 * 28 * 28, ge=1, description="Smaller video frames are scaled up to at least this area.")
     max_pixels: int = Field(128 * 28 * 28, ge=1, description="Larger video frames are scaled down to this area.")

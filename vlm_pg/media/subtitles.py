@@ -176,13 +176,13 @@ def _meant_as_times(line: str, expected: bool) -> bool:
 
 
 def _is_number(lines: Sequence[str], index: int, last: int | None) -> bool:
-    """Whether a line is a subtitle's number, as far as it can be told from a text such as "1984"."""
+    """Whether a line is a subtitle's number, as far as it can be distinguished from a text such as "1984"."""
     match = _NUMBER.fullmatch(lines[index]) if index >= 0 else None
     return match is not None and (int(match[1]) - 1 == last or index == 0 or not lines[index - 1].strip())
 
 
 def _number_above(lines: Sequence[str], above: Sequence[int], index: int, last: int | None) -> int:
-    """The number that the times in line ``index`` stand below. It must be told from a text such as "1984"."""
+    """The number that the times in line ``index`` stand below. It must be distinguished from a text such as "1984"."""
     match = _NUMBER.fullmatch(lines[above[-1]]) if above else None
     if match is None:
         _refuse(lines, index, "without a number above")

@@ -79,7 +79,7 @@ class DecordDecoder:
 
 
 def _sentence(error: BaseException) -> str:
-    """The sentence of a decord error, without its stack of C++ frames and the place in its sources."""
+    """The sentence of a decord error, without its stack of C++ frames and source location."""
     lines = str(error).strip().splitlines()
     return lines[0].split("Check failed:")[-1].strip() if lines else type(error).__name__
 
@@ -167,6 +167,6 @@ def gpu_number() -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error, without the place in torchcodec's sources."""
+    """The first line of an error, without its source location."""
     lines = str(error).strip().splitlines()
     return lines[0].split(": ", 1)[-1] if lines else type(error).__name__

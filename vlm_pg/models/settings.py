@@ -24,7 +24,7 @@ class LoraSettings(Settings):
 
     rank: int = Field(16, ge=1, description="Rows of A and columns of B.")
     alpha: float = Field(32.0, gt=0, description="The adapter's output is multiplied by alpha / rank.")
-    dropout: float = Field(0.0, description="Must be 0; see the error for why.")
+    dropout: float = Field(0.0, description="Must be 0: a shared prefix cannot have a dropout mask per response.")
     target_modules: tuple[str, ...] = Field(
         (), description="Linear layers of the language model to adapt, such as q_proj; empty for all of them."
     )
@@ -54,7 +54,7 @@ class ModelSettings(Settings):
     train: tuple[Part, ...] = Field(
         ("language",),
         description="The parts that train; others are frozen. tower: the vision tower's patch embedding and blocks. "
-        "merger: what makes visual tokens of its patches, DeepStack's mergers too. language: the language model with "
+        "merger: the projector from patches to visual tokens, DeepStack's too. language: the language model with "
         "embeddings and output head. Without tower and merger visual features are kept for scoring, training and later "
         "epochs; with one of them they are made once per group and optimizer step, with gradient.",
     )
@@ -83,8 +83,8 @@ class ModelSettings(Settings):
     logits_chunk_mb: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="Memory for one chunk of fp32 logits, in MiB; chunks are recomputed in backward. auto: 256, and "
-        "with gradient_checkpointing more for a long stream, as much as one tensor of its MLPs takes: a recomputed "
-        "layer needs no less when the logits are gone.",
+        "with gradient_checkpointing more for a long stream, up to the size of one MLP activation, which recomputing "
+        "a layer needs anyway once the logits are freed.",
     )
     offload_layer_inputs: Switch = Field(
         "auto",

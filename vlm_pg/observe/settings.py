@@ -28,13 +28,13 @@ class ObserveSettings(Settings):
         25,
         ge=0,
         description="Send the rollouts of rollouts.jsonl to the trackers, as a table with pictures where they have "
-        "one, every so many steps, and in the first; 0 never sends any.",
+        "one, every N steps, and in the first; 0 never sends any.",
     )
     tracker_seconds: float = Field(
         60.0, ge=0, le=86400, description="How long the end of a run waits for trackers that are still sending."
     )
     print_rollouts_every: int = Field(
-        25, ge=0, description="Print a table of sample rollouts every so many steps; 0 never prints one."
+        25, ge=0, description="Print a table of sample rollouts every N steps; 0 never prints one."
     )
     rollouts_per_step: int = Field(
         2,

@@ -72,7 +72,7 @@ class PromptSource:
         """Prompts of the samples that can be used, in order, and why the others cannot.
 
         Raises:
-            InterruptedError: ``should_stop`` said so while media were being decoded.
+            InterruptedError: ``should_stop`` returned True while media were being decoded.
         """
         self._prefetch([one for one in samples if tamper is not None or one.sample_id not in self._cache])
         good: list[tuple[Sample, Prompt]] = []

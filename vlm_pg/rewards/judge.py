@@ -65,7 +65,7 @@ class Judge:
     def score(self, responses: Sequence[Response], should_stop: Callable[[], bool] | None = None) -> list[Verdict]:
         """The judge's number for each response; no value, with the reason, where there is none.
 
-        After three time-outs or failed connections in a row, the responses that still wait are not asked about.
+        After three time-outs or failed connections in a row, the responses that still wait are not judged.
         Raises:
             InterruptedError: after ``should_stop``, which is polled.
         """

@@ -45,7 +45,7 @@ class Rewarder(AbstractContextManager["Rewarder"]):
         warn: shown one message for the first error of each user function, with its traceback and record.
 
     Raises:
-        ConfigError: a function that cannot be found or called, a judge that cannot be asked, two parts of one name.
+        ConfigError: a function that cannot be found or called, a judge that cannot be reached, two parts of one name.
     """
 
     def __init__(self, settings: RewardSettings, warn: Callable[[str], None] = warnings.warn):
@@ -92,7 +92,7 @@ class Rewarder(AbstractContextManager["Rewarder"]):
 
         Raises:
             RuntimeError: the rewarder is closed, or checking processes do not start.
-            InterruptedError: ``should_stop`` said so. The rewarder can be used again.
+            InterruptedError: ``should_stop`` returned True. The rewarder can be used again.
         """
         if self._is_closed:
             raise RuntimeError("the rewarder is closed; nothing can be scored with it")

@@ -139,9 +139,7 @@ class RolloutSettings(Settings):
     logprobs: Literal["reuse", "recompute"] = Field(
         "reuse", description="Log-probabilities of the sampling policy in the loss: of generation, or the update's own."
     )
-    mismatch_every: int = Field(
-        50, ge=0, description="Every so many steps the two are compared and the difference is logged; 0 never."
-    )
+    mismatch_every: int = Field(50, ge=0, description="Compare the two and log the difference every N steps; 0 never.")
     server: ServerSettings = Field(default_factory=ServerSettings, description="The server, where one samples.")
 
     @model_validator(mode="after")

@@ -42,8 +42,8 @@ class TrainingSettings(Settings):
     checked_updates: int = Field(
         3,
         ge=0,
-        description="With engine=deepspeed: in so many updates after every start, the gradient that the optimizer took "
-        "is compared for each weight with the one that was computed; a difference ends the run.",
+        description="With engine=deepspeed: the number of updates after every start in which the optimizer's gradient "
+        "is compared with the computed one, for each weight; a difference ends the run.",
     )
     learning_rate: float = Field(
         LEARNING_RATE,

@@ -133,7 +133,7 @@ class _JoinLeaves(torch.autograd.Function):
     """A zero, the outputs themselves and what came from elsewhere; backward adds what the leaves of each hold.
 
     Made after everything that runs before the last pass and before all of that pass, so autograd comes to it between
-    the language model and the tower: on all ranks at the same place among their collectives. Where gradients return to
+    the language model and the tower: on all ranks at the same point among their collectives. Where gradients return to
     other ranks, these wait there for each other's passes.
     """
 

@@ -8,7 +8,7 @@ layers of a large model that grows to some 1e-5, and to 1e-4 behind a softmax th
 above what rounding does, far below what a wrong kernel does (a dropped log-sum-exp term in the backward of a merge puts
 the gradients of keys off by 7e-2 and those of queries by 5e-1).
 
-**bf16.** Both sides are compared with the repeated forward in fp32. bf16 has an error of its own there, whoever
+**bf16.** Both sides are compared with the repeated forward in fp32. bf16 has an error of its own there, whatever
 computes; where sharing is exact its error is another draw of the same kind. Allowed is twice the error of the repeated
 forward, and for single parameters, of which some are small and whose errors scatter more, 0.02 beyond that.
 """

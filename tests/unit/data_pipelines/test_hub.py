@@ -226,9 +226,7 @@ def test_a_shard_of_unknown_origin_is_refused(tmp_path: Path, fetched: list[tupl
     with pytest.raises(ConfigError, match=r"was fetched from another place; requested is 'a/a'"):
         fetch("a/a", None, "train", tmp_path)
     (tmp_path / ".train-00000-of-00001.parquet.fetched").unlink()
-    expected = (
-        r"is there, and it is not known from where: an earlier version may.*give the folder in the place of --hub"
-    )
+    expected = r"is there, and it is not known from where: an earlier version may.*give the folder instead of --hub"
     with pytest.raises(ConfigError, match=expected):
         fetch("a/a", None, "train", tmp_path)
     (tmp_path / "train-00000-of-00001.parquet").unlink()

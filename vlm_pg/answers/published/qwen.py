@@ -221,7 +221,7 @@ def last_number(output: str) -> str:
 
 
 def is_right(answer: str, gold: str) -> tuple[bool, str]:
-    """Whether a respelled answer is the respelled gold answer, and a note if that could not be said.
+    """Whether a respelled answer is the respelled gold answer, and a note if that could not be decided.
 
     Equal are: texts in any case; numbers within a relative 1e-4, the gold number's hundredth and hundredfold included;
     texts without brackets; lists and matrices of equal elements; equations of equal sides; equal expressions.

@@ -59,7 +59,7 @@ def write_eval_report(
     """
     if len(compare) >= MAX_RUNS:
         raise ConfigError(
-            f"{len(compare)} folders are given for comparison. At most {MAX_RUNS - 1} can be told apart in one report; "
+            f"{len(compare)} folders are given for comparison. At most {MAX_RUNS - 1} can be distinguished in one; "
             "give fewer, or those of one run as checkpoints."
         )
     runs = [read_results(Path(one)) for one in (folder, *compare)]

@@ -37,7 +37,7 @@ _SECTIONS = ("Accuracy", "Curves", "Rollouts", "Sharing", "Time", "Bad samples",
 _MAX_SETS, _MAX_CATEGORIES, _MAX_OTHER_CHARTS = 60, 200, 24
 _MAX_PHASES, _MAX_REASONS, _MAX_VERSIONS, _MAX_FILES = 60, 100, 100, 100
 _MAX_CONFIG_CHARACTERS = 200_000
-# More lines in one chart cannot be told apart; names are cut where a damaged file has whole texts for them.
+# More lines in one chart cannot be distinguished; names are cut where a damaged file has whole texts for them.
 _MAX_CURVES, _MAX_NAME_CHARACTERS = 16, 80
 _SAVED = "tokens_saved_share"
 

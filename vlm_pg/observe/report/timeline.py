@@ -90,7 +90,7 @@ def timeline_view(run: RunData) -> dict[str, Any]:
 
 
 def _last_steps(slices: Sequence[Slice]) -> list[Slice]:
-    """The last consecutive whole steps of the first rank, as many as can be told apart."""
+    """The last consecutive whole steps of the first rank, as many as can be distinguished."""
     whole = [item for item in slices if item.name == "step"]
     first_rank = min((item.rank for item in whole), default=0)
     steps: list[Slice] = []
