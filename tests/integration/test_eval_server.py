@@ -36,6 +36,7 @@ def server(shared: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tiny
     monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     shared.bodies.clear()
+    shared.requests = 0
     yield shared
     shared.next_reply = lambda number: None
     shared.schema = None

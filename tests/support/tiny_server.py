@@ -30,18 +30,14 @@ UNTRUSTED = ("media_io_kwargs", "mm_processor_kwargs")
 
 
 class TinyServer(OddServer):
-    """``bodies``: the bodies of all requests, in order. ``next_reply`` as of ``OddServer``."""
-
     def __init__(self, model: Path):
         self._policy = load_policy(model, device="cpu")
         self._policy_lock = threading.Lock()
-        self.bodies: list[dict[str, Any]] = []
         super().__init__()
 
     def reply(self, body: dict[str, Any]) -> Reply:
         with self._policy_lock:
-            number = len(self.bodies)
-            self.bodies.append(body)
+            number, self.requests = self.requests, self.requests + 1
             for name in UNTRUSTED:
                 if body.get(name):
                     error = {"message": f"Per-request {name} are disabled by default", "code": 400}

@@ -102,7 +102,7 @@ PRESETS: dict[PresetName, Preset] = {
         | {"baseline": "leave_one_out", "scale_advantages": "none", "loss_average": "sequence_sum"},
         usual={"kl_coef": 0.03, "kl_estimator": "k1", "kl_in": "reward", "clip_low": 0.2, "clip_high": 0.2},
         source="Back to Basics, arXiv 2402.14740, sections 2.2 and 2.3, appendix C (KL weight of TL;DR; 0.10 of HH)",
-        unstated="clip: the paper has no ratio; with one update per batch ours is 1 and the gradient the paper's",
+        unstated="clip: the paper has no ratio; with one update per batch the ratio is 1 and the gradient equals the paper's",
     ),
     "reinforce_pp": Preset(
         fixed=_TOKEN_CLIP | _NO_PRUNING | {"baseline": "none", "scale_advantages": "whiten", "kl_in": "token_reward"},
@@ -126,7 +126,7 @@ PRESETS: dict[PresetName, Preset] = {
             "overlong_share": 0.2,
             "overlong_penalty": 1.0,
         },
-        source="DAPO, arXiv 2503.14476, sections 2.3, 3 and 4.1 (4,096 of 20,480 tokens are the punished share)",
+        source="DAPO, arXiv 2503.14476, sections 2.3, 3 and 4.1 (4,096 of 20,480 tokens are the penalized share)",
         unstated="bound of the resampling rounds; its 16 updates per batch of 512 questions are not set",
     ),
     "gspo": Preset(
@@ -173,7 +173,7 @@ PRESETS: dict[PresetName, Preset] = {
             "clip_high": 0.2,
         },
         source="Video-R1, arXiv 2503.21776, section 3; temporal_ratio, right_above and the KL: its published code",
-        unstated="clip: PPO's 0.2; with its one update per batch it never acts",
+        unstated="clip: PPO's 0.2; with its one update per batch clipping is never active",
     ),
 }
 

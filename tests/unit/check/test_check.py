@@ -221,15 +221,15 @@ def test_the_order_of_findings_is_that_of_the_records(folder: Folder, monkeypatc
 
 
 def test_a_file_is_looked_at_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.numerics.test_adapter_options import probe
+    from vlm_pg.media import decode_file
 
-    real, seen = probe.probe_file, []
+    real, seen = decode_file.probe_file, []
 
     def counted(kind: Any, path: str, *rest: Any) -> Any:
         seen.append((path, rest[2]))
         return real(kind, path, *rest)
 
-    monkeypatch.setattr(probe, "probe_file", counted)
+    monkeypatch.setattr(decode_file, "probe_file", counted)
     monkeypatch.setattr("vlm_pg.check.command.WINDOW", 8)  # most are requested when earlier ones are done
     monkeypatch.setattr("vlm_pg.check.command.BATCH", 4)
     records = [about(n, ("./" if n % 2 else "") + "video_90.mov") for n in range(40)]

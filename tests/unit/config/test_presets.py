@@ -42,7 +42,9 @@ def documented() -> dict[str, Preset]:
             if cell:
                 (fixed if cell.startswith("**") else usual)[key] = yaml.safe_load(cell.strip("*"))
         source = sources[column]
-        presets[column.strip("`")] = Preset(fixed, usual, source["source"], source["what the source does not give"])
+        presets[column.strip("`")] = Preset(
+            fixed, usual, source["source"], source["not given by the source (value used here)"]
+        )
     return presets
 
 
