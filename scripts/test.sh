@@ -23,8 +23,11 @@ check() {
 
 check ruff check .
 check ruff format --check .
-check mypy
 check lint-imports
+# mypy takes a minute of one core, so it runs beside the first tests. Errors are printed when it finds them.
+echo "== mypy (in the background)"
+(found="$(mypy 2>&1)" || { printf '== mypy failed\n%s\n' "$found"; exit 1; }) &
+types=$!
 if python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     # One GPU is not shared by several workers.
     options=(-m "not matrix" -n 0)
@@ -34,4 +37,7 @@ else
     options=(-m "not gpu and not matrix" -n "$(python -c 'import os; print(min(4, len(os.sched_getaffinity(0))))')" --dist loadfile --no-loadscope-reorder)
 fi
 echo "== pytest"
-exec python -m pytest -q "${options[@]}" "$@"
+status=0
+python -m pytest -q "${options[@]}" "$@" || status=$?
+wait "$types" || { echo "== mypy failed, see above"; [ "$status" != 0 ] || status=1; }
+exit "$status"

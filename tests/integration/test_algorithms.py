@@ -122,6 +122,7 @@ def test_a_function_that_fails_is_shown_once_and_counted(tmp_path: Path, capsys:
     assert all(line["reward"] is not None and line["reward/broken"] is None for line in lines)
 
 
+@pytest.mark.matrix
 def test_two_ranks_sample_the_questions_of_one_process(tmp_path: Path) -> None:
     config = spread_run(tmp_path, RESAMPLING, steps=1)
     launch_ranks("vlm_pg.cli", "train", str(config), f"run.dir={tmp_path}/two")

@@ -95,6 +95,7 @@ def of_zero3(folder: Path) -> list[str]:
     return [*FROZEN, "training.engine=deepspeed", f"training.deepspeed_config={file}", "rollout.gather=layers"]
 
 
+@pytest.mark.matrix
 def test_sequence_ranks_under_zero_3_train_what_one_process_trains(tmp_path: Path) -> None:
     """Four processes: two data ranks of two; generation in lockstep, frozen tower, weights sharded over all four."""
     config, alone, shared = str(sequence_run(tmp_path)), tmp_path / "alone", tmp_path / "shared"

@@ -73,7 +73,7 @@ def stop_and_resume(folder: Path, run: Path, engine: str, seed: int, steps: int,
 
 @pytest.mark.parametrize("moments", [pytest.param(10, marks=pytest.mark.matrix), 1])
 @pytest.mark.parametrize(
-    "engine", [pytest.param(name, marks=[pytest.mark.matrix] * (name not in ("torch", "sequence"))) for name in ENGINES]
+    "engine", [pytest.param(name, marks=[pytest.mark.matrix] * (name != "torch")) for name in ENGINES]
 )
 def test_ranks_stop_together_at_any_moment(engine: str, moments: int, folder: Path) -> None:
     whole, steps = folder / f"{engine}-whole-{moments}", FEW_STEPS if moments == 1 else STEPS

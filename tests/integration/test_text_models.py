@@ -64,6 +64,7 @@ def on_one_process(home: Path, run: Path, *more: str) -> RunConfig:
     return load_config(CONFIG, changes(home, run, *engine, *more))
 
 
+@pytest.mark.matrix
 def test_the_published_run_on_two_processes(home: Path, tmp_path: Path) -> None:
     # Responses so long beside their prompts that what pruning saves is worth a further question.
     more = ("eval.after=false", "rollout.max_new_tokens=24")

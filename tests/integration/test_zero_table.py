@@ -34,7 +34,8 @@ from vlm_pg.training.engines import TorchEngine
 TOLERANCE, ROUNDING = 1e-5, 1e-7
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.matrix), 2])
+@pytest.mark.matrix
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_zero_trains_what_one_process_trains(ranks: int, tmp_path: Path) -> None:
     _check([case for case in pairwise_cases() if case.ranks == ranks], ranks, tmp_path)
 

@@ -55,7 +55,7 @@ OF_FOUR = [
 @pytest.mark.parametrize(
     "ranks, cases",
     [
-        pytest.param(2, CASES, id="2-some"),
+        pytest.param(2, CASES, marks=pytest.mark.matrix, id="2-some"),
         pytest.param(4, OF_FOUR, id="4-some"),
         *(pytest.param(ranks, WHOLE_AND_CHUNKS, marks=pytest.mark.matrix, id=f"{ranks}-all") for ranks in (2, 4)),
         pytest.param(4, CASES, marks=pytest.mark.matrix, id="4-features"),
@@ -114,9 +114,8 @@ ROLLOUT_CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "prompt, sizes", [pytest.param(8192, (2, 4), marks=pytest.mark.matrix), (1024, (2,))], ids=["8192", "1024"]
-)
+@pytest.mark.parametrize("prompt, sizes", [(8192, (2, 4)), (1024, (2,))], ids=["8192", "1024"])
+@pytest.mark.matrix
 def test_keys_and_values_in_parts_take_a_part_of_the_memory(prompt: int, sizes: tuple[int, ...]) -> None:
     """Tensors of the store: exactly a half and a quarter, but for a row or two a pass. At the peak there is also a
     layer whose heads are exchanged."""

@@ -65,6 +65,7 @@ def in_a_fresh_process(*arguments: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
+@pytest.mark.matrix
 def test_the_defaults_in_fresh_processes(tmp_path: Path) -> None:
     """Without AVX-512 bf16 kernels round otherwise (a mixture's 2.3 times as TRL's own): that one is in the table."""
     for name in FRESH:

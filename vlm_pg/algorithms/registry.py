@@ -102,7 +102,7 @@ PRESETS: dict[PresetName, Preset] = {
         | {"baseline": "leave_one_out", "scale_advantages": "none", "loss_average": "sequence_sum"},
         usual={"kl_coef": 0.03, "kl_estimator": "k1", "kl_in": "reward", "clip_low": 0.2, "clip_high": 0.2},
         source="Back to Basics, arXiv 2402.14740, sections 2.2 and 2.3, appendix C (KL weight of TL;DR; 0.10 of HH)",
-        unstated="clip: the paper has no ratio; with one update per batch the ratio is 1 and the gradient equals the paper's",
+        unstated="clip: the paper has no ratio; with one update per batch it is 1 and the gradient equals the paper's",
     ),
     "reinforce_pp": Preset(
         fixed=_TOKEN_CLIP | _NO_PRUNING | {"baseline": "none", "scale_advantages": "whiten", "kl_in": "token_reward"},

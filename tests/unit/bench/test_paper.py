@@ -112,6 +112,7 @@ def test_without_recomputation_nothing_is_done_twice() -> None:
     assert found.flops.total() == pytest.approx(least_flops, rel=1e-3)
 
 
+@pytest.mark.matrix
 @pytest.mark.skipif(not HAS_AVX512, reason="other kernels put other amounts of memory aside, which no count knows")
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot be reset here")
 @pytest.mark.parametrize("name", ["grouped", pytest.param("transformers-batch", marks=pytest.mark.matrix)])

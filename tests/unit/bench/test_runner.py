@@ -169,6 +169,7 @@ def test_options_are_checked() -> None:
         step_main(["--resume"])
 
 
+@pytest.mark.matrix
 def test_a_worker_that_hangs_is_stopped_and_named() -> None:
     with pytest.raises(WorkerKilled, match="not done after"):
         run_worker({"threads": 1}, 0.01)

@@ -55,6 +55,7 @@ def test_a_hanging_command_ends_with_its_children_and_those_of_other_sessions(tm
     assert [is_gone(int(pid)) for pid in pids.read_text().split()] == [True, True]
 
 
+@pytest.mark.matrix
 def test_a_command_that_ignores_sigterm_ends(tmp_path: Path) -> None:
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"

@@ -70,6 +70,7 @@ def test_failures_of_every_kind_stop_no_other_stage(tmp_path: Path) -> None:
     assert "well" in (tmp_path / "out/good.log").read_text()
 
 
+@pytest.mark.matrix
 def test_a_stage_that_hangs_loses_its_own_share_of_the_time_alone(tmp_path: Path) -> None:
     found = outcomes(
         tmp_path,

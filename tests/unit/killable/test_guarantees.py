@@ -112,7 +112,7 @@ def test_a_worker_that_is_just_ending_costs_no_task(pool: AnyPool, monkeypatch: 
     assert pool.run(TWO) == [2]
 
 
-@pytest.mark.parametrize("length", [1, 1 << 20])
+@pytest.mark.parametrize("length", [1, pytest.param(1 << 20, marks=pytest.mark.matrix)])
 def test_a_worker_that_takes_nothing_is_given_up_and_its_task_begun_by_another(pool: AnyPool, length: int):
     """Whether the task fits into the connection or not."""
     [pid] = pool.run(PID)

@@ -63,6 +63,7 @@ def test_closing_does_not_wait_for_what_is_still_starting(tmp_path: Path, monkey
     assert not (tmp_path / "done").exists()
 
 
+@pytest.mark.matrix
 def test_a_worker_that_ends_slowly_still_tells_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Long after its frames are gone, an interpreter still takes its modules apart."""
     body = "from time import sleep\nclass Slow:\n    def __del__(self, sleep=sleep): sleep(1.5)\nslow = Slow()"

@@ -244,6 +244,7 @@ def test_forward_of_an_update_on_ranks(family: str) -> None:
     check_that_they_meet({rank: update(family, CUDA, 2, rank) for rank in range(2)})
 
 
+@pytest.mark.matrix
 @families(["qwen3_vl", "qwen2_5_vl", "qwen3_5"], "qwen3_vl")
 def test_forward_in_chunks_on_four(family: str) -> None:
     check_that_they_meet({rank: update(family, CUDA, 4, rank, chunks=True) for rank in range(4)})
