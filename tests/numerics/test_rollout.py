@@ -73,7 +73,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
     "family, count",
     [
         *((family, 16) for family in VL_FAMILY_NAMES),
-        *((family, 16) for family in ("qwen2", "qwen3_5_text")),
+        *((family, 40) for family in ("qwen2", "qwen3_5_text")),
         *(pytest.param(family, 100, marks=pytest.mark.matrix) for family in FAMILY_NAMES),
     ],
 )
