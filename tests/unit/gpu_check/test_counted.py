@@ -99,6 +99,9 @@ def test_what_was_measured_otherwise_is_not_taken_for_it(
 def test_why_something_was_not_measured_or_read(tmp_path: Path, paper: Any) -> None:
     assert read_counted([tmp_path / "none.json"], tmp_path).problem == "it wrote no result"
     assert read(tmp_path, {"format": 1, "entries": []}, None).problem == "a file has format 1, not 2"
+    (tmp_path / "read.json").write_text('{"format": 2}')
+    files = [tmp_path / "read.json", tmp_path / "none.json"]
+    assert read_counted(files, tmp_path).problem == "1 of 2 files can be read"
     fused = measured("step", STEP, "grouped", {"median_seconds": 2.0, "liger": ["rms_norm"]})
     row = rows_of(read(tmp_path, paper, None, a=fused))["grouped"]
     assert row["measured"] is None and row["not_measured"] == "measured with liger-kernel, counted otherwise"
