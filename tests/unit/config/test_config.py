@@ -35,15 +35,20 @@ def refusal(path: Path, *overrides: str) -> str:
 
 
 def test_includes_merge_in_order_below_the_file_and_overrides_on_top(tmp_path: Path) -> None:
-    write(tmp_path / "shared/a.yaml", "model: {path: a}\nrollout: {num_generations: 4, top_p: 0.5, top_k: 7}\n")
+    write(
+        tmp_path / "shared/a.yaml",
+        "model: {path: a, lora: {rank: 4}}\nrollout: {num_generations: 4, top_p: 0.5, top_k: 7}\n",
+    )
     write(tmp_path / "shared/b.yaml", "include: [a.yaml]\nrollout: {top_p: 0.6}\n")
     write(tmp_path / "c.yaml", "rollout: {repetition_penalty: 1.0, top_k: 6}\nmedia: {fps: 3}\n")
     path = write(
         tmp_path / "run.yaml",
-        "include: [c.yaml, shared/b.yaml]\nrollout: {top_p: 0.6}\ntraining: {steps: 3, betas: [0.5, 0.6]}\nmedia:\n",
+        "include: [c.yaml, shared/b.yaml]\nrollout: {top_p: 0.6}\ntraining: {steps: 3, betas: [0.5, 0.6]}\nmedia:\n"
+        "model: {lora: null}\n",
     )
     config = load_config(path, ["training.learning_rate=1e-5", "data.eval.seen=x.jsonl"])
     assert config.model.path == "a" and config.media.fps == 3, "an empty section changes nothing"
+    assert config.model.lora is None, "null below a section is a value"
     assert (config.rollout.num_generations, config.rollout.top_p, config.rollout.top_k) == (4, 0.6, 7)
     assert (config.training.steps, config.training.betas, config.training.learning_rate) == (3, (0.5, 0.6), 1e-5)
     assert {name: str(file) for name, file in config.data.eval.items()} == {"seen": "x.jsonl"}
