@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 
-from vlm_pg.answers.published import PUBLISHED, published_rule
+from vlm_pg.answers.pool import Outcome
+from vlm_pg.answers.published import PUBLISHED, checking, published_rule
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.contracts import Reading
 from vlm_pg.types import AnswerKind, Sample
@@ -651,8 +653,10 @@ def test_qwen25_math(output: str, gold: str, expected: float) -> None:
     assert score("math500/qwen25_math", output, gold, "mathematics") == expected
 
 
-def test_a_gold_answer_that_cannot_be_compared_is_not_met() -> None:
+def test_a_gold_answer_that_cannot_be_compared_is_not_met(monkeypatch: pytest.MonkeyPatch) -> None:
     assert score("math500/qwen25_math", r"\boxed{5}", r"\cot x", "mathematics") == 0.0
+    monkeypatch.setattr(checking, "_pool", lambda: Mock(run=lambda calls: [Outcome(problem="too slow")]))
+    assert score("math500/qwen25_math", r"\boxed{y}", "x", "mathematics") == 0.0
 
 
 def test_easyr1_reads_boxes_alone() -> None:

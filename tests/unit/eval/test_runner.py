@@ -41,11 +41,11 @@ def test_questions_on_one_video_are_not_split() -> None:
 
 def test_questions_follow_the_first_on_their_video_and_clips_of_a_file_each_other() -> None:
     whole, late, other = on("a", 2), on("a", 2, 5.0), on("b", 1)
-    samples = [whole[0], late[0], *other, whole[1], late[1]]
+    samples = [whole[0], *other, late[0], late[1], whole[1]]
     assert names(batches_of(samples, 5, ten)) == [["a0", "a1", "a5.00", "a5.01", "b0"]]
     assert names(batches_of(samples, 3, ten)) == [["a0", "a1"], ["a5.00", "a5.01", "b0"]]
     texts = [sample("x"), sample("y"), sample("z")]
-    assert names(batches_of(texts, 2, ten)) == [["x", "y"], ["z"]]
+    assert names(batches_of([*other, *texts], 3, ten)) == [["b0", "x", "y"], ["z"]]
 
 
 def test_a_batch_has_media_of_so_many_tokens_each_counted_once() -> None:

@@ -206,7 +206,7 @@ def test_preview_is_small_and_timed(processor):
     prompt = PromptBuilder(processor, PromptSettings(), ones).build(sample_for(media), media)
     assert len(prompt.preview) == len(prompt.preview_seconds) == 8
     assert all(max(picture.shape) <= 128 and picture.dtype == np.uint8 for picture in prompt.preview)
-    assert prompt.preview[0].shape[2] == 3 and prompt.preview[0].shape[1] == 128
+    assert prompt.preview[0].shape == (78, 128, 3)
     assert prompt.preview_seconds[0] == 0.0 and prompt.preview_seconds[-1] == 5.5
 
 

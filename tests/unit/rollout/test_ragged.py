@@ -271,6 +271,7 @@ def test_why_steps_are_not_recorded() -> None:
 
     on_cuda: Any = Elsewhere(tiny_policy(), "cuda")
     assert reason(on_cuda) is None
+    assert "queries in every layer" in str(GraphUse.of(on_cuda, RolloutSettings(), divided=True).off_because)
     assert reason(on_cuda, cuda_graphs=False) == "rollout.cuda_graphs is false"
     assert reason(tiny_policy()) == "the model is on cpu"
     assert reason(Elsewhere(tiny_policy(family="qwen3_5"), "cuda")) is None
