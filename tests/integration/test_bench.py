@@ -30,6 +30,7 @@ def measured_and_resumed(
     return result, printed
 
 
+@pytest.mark.matrix
 def test_rollouts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = ("rollout", "--repeats", "1", "--contestants", "ours", "transformers-generate")
     result, printed = measured_and_resumed(tmp_path / "rollout.json", capfd, "256,4,3", "40,2,4", *options)

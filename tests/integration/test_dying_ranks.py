@@ -156,6 +156,7 @@ def test_ranks_end_whatever_they_wait_in(ranks: int, rank: int, folder: Path, mo
     assert 'has gone in phase "train", before the first step was completed' in printed
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.matrix), 1])
 def test_an_exception_of_one_rank_is_named_by_the_others(
     rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def stages_of(folder: Path) -> dict[str, Any]:
     return {stage["name"]: stage for stage in json.loads((folder / "result.json").read_text())["stages"]}
 
 
+@pytest.mark.matrix
 def test_the_environment_alone(tmp_path: Path) -> None:
     out = tmp_path / "a folder"
     done = start("--out", str(out), "--minutes", "30", "--only", "tests")

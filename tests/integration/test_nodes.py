@@ -84,6 +84,7 @@ def test_a_node_that_dies_ends_the_other_and_the_run_goes_on(
     assert all(weights[name].equal(weight) for name, weight in undisturbed(WAYS[way]).items())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("way", [pytest.param("hostfile", marks=pytest.mark.matrix), "slurm"])
 def test_nodes_train_together(way: str, config: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"

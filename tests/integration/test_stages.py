@@ -54,6 +54,7 @@ def check_loaded_exactly(stages: list[Stage], folder: Path) -> None:
     assert loaded and not any(differ.values()), differ
 
 
+@pytest.mark.matrix
 def test_states_pass_between_layouts(tmp_path: Path) -> None:
     """A sample: ZeRO-2 and ZeRO-3 exchange states, and the run goes on in each bit for bit."""
     stages = [

@@ -171,6 +171,7 @@ def divided_cases(family: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "cases",
     [
@@ -201,6 +202,7 @@ SCORING_CASES = [
 SCORING_MATRIX = [{"family": family, "budget": budget} for family in FAMILY_NAMES for budget in (90, 10_000)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "cases", [pytest.param(SCORING_MATRIX, marks=pytest.mark.matrix, id="all"), pytest.param(SCORING_CASES, id="some")]
 )

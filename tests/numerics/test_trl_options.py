@@ -158,6 +158,7 @@ def test_attention_dropout_is_refused_when_the_trainer_is_built(disabled: bool, 
         Recorded(GroupedGRPOTrainer, tmp_path, trainer={"model": model}, disable_dropout=disabled)
 
 
+@pytest.mark.matrix
 def test_images_from_tools_are_scored_as_trl_scores_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ours, _ = compare(CASES["tools that return images"], tmp_path)
     assert capsys.readouterr().out.count("as TRL sends them") == 1

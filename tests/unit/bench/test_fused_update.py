@@ -54,6 +54,7 @@ def counted(
     return count(lambda: (transformers_batch if plain else grouped)(case), fakes)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("point", POINTS)
 def test_bytes_beside_products_and_attention_with_liger(point: tuple[int, int, int]) -> None:
     pytest.importorskip("liger_kernel")

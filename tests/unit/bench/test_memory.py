@@ -85,6 +85,7 @@ class Hanging:
         hang(spec["file"])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "number"),
     [

@@ -383,7 +383,7 @@ def _write_and_be_killed(folder: Path, limit: int, step: int) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("has_account", [False, True])
+@pytest.mark.parametrize("has_account", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_who_is_killed_while_making_room_leaves_an_account_that_others_use(tmp_path: Path, has_account: bool) -> None:
     context, limit = multiprocessing.get_context("fork"), 10 * SIZE
     for step in range(1, 200):

@@ -116,8 +116,8 @@ def planned(way: Way) -> float:
     return sum(update_activations(shape, setup).values())
 
 
-# Nothing kept, an adapter in chunks of the prefix, a head that weighs most; the others mix these.
-ALWAYS = {"lora", "chunks, checkpointing", "a head of its own of many tokens"}
+# Chunks behind a prefix under checkpointing use most of the formula; the others are in the matrix.
+ALWAYS = {"chunks, checkpointing"}
 
 
 def usual(name: str, always: set[str]) -> Any:
