@@ -43,7 +43,17 @@ def filled(folder: Path) -> Path:
     return folder / "filled"
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.matrix), 1])
+def test_a_run_on_a_filled_cache_is_one_without_and_makes_nothing(folder: Path, filled: Path) -> None:
+    made = entries(filled)
+    for name, cache in (("without-any", []), ("with-filled", [f"cache.folder={filled}"])):
+        cli("train", str(folder / "run.yaml"), "media.workers=1", f"run.dir={folder / name}", *cache)
+    expected, found = (load_file(folder / name / WEIGHTS) for name in ("without-any", "with-filled"))
+    assert all(found[key].equal(value) for key, value in expected.items())
+    assert entries(filled) == made
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("workers", [0, 1])
 def test_kept_frames_change_nothing_and_are_made_once(folder: Path, filled: Path, workers: int) -> None:
     options = [str(folder / "run.yaml"), f"media.workers={workers}"]
     cache = folder / f"cache-{workers}"

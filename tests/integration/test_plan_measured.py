@@ -26,6 +26,7 @@ def one_process(name: str) -> None:
     check(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.matrix
 def test_a_sample_of_the_table() -> None:
     one_process("short-bf16-checkpointing")
 

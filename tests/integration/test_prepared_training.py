@@ -65,6 +65,7 @@ def test_weights_that_fit_no_source_are_refused_before_the_folder_is_made(folder
     assert not (folder / "none").exists()
 
 
+@pytest.mark.matrix
 def test_two_sets_are_sampled_by_weight_also_after_a_resume(folder: Path) -> None:
     """The same clips twice: as a file beside them, and as a prepared set whose media lie elsewhere."""
     sets = f"data.train={{files: {folder / 'clips/train.jsonl'}, shards: '{folder / 'set'}:train'}}"

@@ -93,7 +93,7 @@ def test_the_run_trains_and_names_its_position_rule(folder: Path, uninterrupted:
 
 @pytest.mark.parametrize(
     "moment, step",
-    [("training", 3), ("before_rename", 4), *(pytest.param(*moment, marks=pytest.mark.matrix) for moment in WITHIN)],
+    [("training", 3), *(pytest.param(*moment, marks=pytest.mark.matrix) for moment in (("before_rename", 4), *WITHIN))],
 )
 def test_killed_and_resumed_equals_uninterrupted(moment: str, step: int, folder: Path, uninterrupted: Path) -> None:
     run = f"killed_{moment}"

@@ -436,9 +436,8 @@ SETS: dict[str, EvalSet] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[] if one == "video_mme" else pytest.mark.matrix) for one in SETS]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", SETS)
 def test_a_set_is_prompted_and_scored_as_published(name: str, tmp_path: Path) -> None:
     eval_set, pipeline = SETS[name], PIPELINES.get(name, name)
     case = import_module(f"tests.support.published.{pipeline}").CASES[eval_set.form]

@@ -151,7 +151,7 @@ ZERO = [
     "ranks, sequence, cases",
     [
         pytest.param(2, 1, SOME, id="2-some"),
-        pytest.param(2, 2, SOME[:2], id="sequence2-some"),
+        pytest.param(2, 2, SOME[:2], marks=pytest.mark.matrix, id="sequence2-some"),
         *(
             pytest.param(ranks, sequence, TABLE, marks=pytest.mark.matrix, id=f"{ranks}-sequence{sequence}-all")
             for ranks, sequence in ((2, 1), (3, 1), (4, 1), (2, 2), (4, 2))

@@ -1,14 +1,15 @@
 """A process of its own, for Triton's interpreter: the kernels of ``rollout/fused`` against torch's operators.
 
-Prints a line for each case: its name, the share of numbers that are not equal, the largest error of any. Then what the
-comparison before use says of two families, of a norm that multiplies before it rounds, and of feed-forward layers that
-only look like those of the families.
+Takes the dtypes as arguments. Prints a line for each case: its name, the share of numbers that are not equal, the
+largest error of any. Then what the comparison before use says of two families, of a norm that multiplies before it
+rounds, and of feed-forward layers that only look like those of the families.
 """
 
 from __future__ import annotations
 
 import copy
 import os
+import sys
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
@@ -31,7 +32,7 @@ from vlm_pg.rollout.fused.rotation import rotate_append
 from vlm_pg.rollout.sampling import draw, policy_statistics
 
 # Not bfloat16, which the interpreter cuts off where a GPU rounds.
-NUMBERS = (torch.float32, torch.float16)
+NUMBERS = tuple(getattr(torch, name) for name in sys.argv[1:])
 
 
 def report(name: str, got: torch.Tensor, expected: torch.Tensor) -> None:

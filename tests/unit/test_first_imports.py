@@ -6,6 +6,8 @@ import gc
 import subprocess
 import sys
 
+import pytest
+
 from vlm_pg.imports import imported_at_once
 
 PROGRAM = """
@@ -21,6 +23,7 @@ assert gc.isenabled() and gc.get_freeze_count() > 100_000
 """
 
 
+@pytest.mark.matrix
 def test_a_command_s_imports_are_left_alone_by_the_collector() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -92,6 +92,7 @@ def test_larger_chunks_of_logits_take_no_more_memory(point: tuple[int, int, int]
     assert (ours.launches.total() < small.launches.total()) == (point != (4096, 8, 128))
 
 
+@pytest.mark.matrix
 def test_no_tensor_of_attention_is_widened() -> None:
     """Two levels: parts are merged and gradients added where they lie, in bf16; what is cast to fp32 are logits."""
     pytest.importorskip("liger_kernel")

@@ -416,7 +416,7 @@ def _ask(folder: Path, limit: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kills, loses_account", [(20, True), *(pytest.param(200, lost, marks=pytest.mark.matrix) for lost in (False, True))]
+    "kills, loses_account", [(10, True), *(pytest.param(200, lost, marks=pytest.mark.matrix) for lost in (False, True))]
 )
 def test_the_limit_holds_at_every_moment(tmp_path: Path, kills: int, loses_account: bool) -> None:
     """While writers are killed and others come, and the account is lost, so that all is counted while they write."""

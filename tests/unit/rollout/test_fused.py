@@ -34,10 +34,11 @@ def printed_by(module: str, *arguments: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=900).stdout.splitlines()
 
 
-def test_kernels_give_what_torch_gives() -> None:
-    lines = printed_by("tests.support.interpreted_fused")
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.matrix)])
+def test_kernels_give_what_torch_gives(dtype: str) -> None:
+    lines = printed_by("tests.support.interpreted_fused", dtype)
     cases = [line.rsplit(" ", 2) for line in lines if not line.startswith("comparison")]
-    assert len(cases) == 16 + 8 + 4 + 24 + 18 + 12 + 8 + 8 + 30
+    assert len(cases) == 8 + 4 + 2 + 12 + 9 + 6 + 4 + 4 + 15
     for name, unequal, error in cases:
         if name.startswith(("product", "chunks")):
             # Of a chunk of logits a rounding here or there.
