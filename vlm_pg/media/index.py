@@ -33,7 +33,8 @@ class VideoIndex:
     ``entries``: where decoding may start, ascending by pts; of each, every frame shown from it on comes out right.
     ``key_positions_agree``: whether every flagged key frame is, say, the tenth frame both as stored and as shown, and
     really needs no other frame. A decoder that counts from flagged key frames else returns neighbouring frames.
-    ``video_reach``, ``reach``: from when until when the video's packets, and those of all streams, go, in seconds.
+    ``video_reach``, ``reach``: from when until when the video's packets, and those of all streams, go, in seconds; the
+    former is shorter by pictures at the start that no decoder shows.
     ``flags_are_entries``: whether decoding may start with every flagged key frame, those that are cut away included.
     ``times_hold``: whether a frame that comes with a timestamp is the one shown then. In doubt where a codec that may
     store pictures in another order than they are shown has all in the order of their timestamps: either it stores none
@@ -101,7 +102,7 @@ class _Frames:
     stored in, and ``in_order`` while none is. ``start``: the first packet, if it is an entry point, and ``first`` what
     it holds while pictures follow that are shown before it. ``restart``: where the clock went back at an entry point,
     before which all that is stored is shown: from when to when. ``until``: when the last of them has been shown, and
-    ``ends`` the one stored last.
+    ``ends`` the one stored last. ``lost_from``: time of the first picture that no decoder shows; None: none is lost.
     """
 
     syntax: Syntax
@@ -120,6 +121,7 @@ class _Frames:
     restart: tuple[int, int] | None = None
     until: int | None = None
     ends: int | None = None
+    lost_from: int | None = None
     order: ShownOrder = field(init=False)
     late: LateStart = field(init=False)
     fields: FieldPairs = field(init=False)
@@ -151,6 +153,7 @@ class _Frames:
             point = EntryPoint(packet.pts, packet.pts if packet.dts is None else packet.dts)
             is_later = self.latest is not None and self.latest < packet.pts
             if self.late.begins and not self.entries and not self.cut and is_later:  # the stream begins here
+                self.lost_from = min(self.pts, default=None)
                 self.pts, self.flagged, self.latest, self.until, self.in_order = [], [], None, None, True
                 self.order = ShownOrder(self.syntax)
             if not self.pts and not self.cut:
@@ -201,9 +204,13 @@ class _Frames:
     def index(self, time_base: Fraction, video_reach: tuple[float, float], reach: tuple[float, float]) -> VideoIndex:
         """Raises DecodeFailure when there is no frame, or more than one clock."""
         if self.late.first is not None:
+            self.lost_from = min(self.pts, default=None)
             self._begin_at(self.late.first)
         if not self.pts:
             raise DecodeFailure("the video stream has no frames")
+        if self.lost_from is not None:
+            lost = float((min(self.pts) - self.lost_from) * time_base)
+            video_reach = (video_reach[0], video_reach[1] - max(0.0, lost))
         self._doubt_flags()
         self.order.end()
         if self.restart is not None:

@@ -6,10 +6,12 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
 
+from tests.support.clip_table import QUICK
 from tests.support.clips import Clip, number_of, write
 from tests.support.odd_clips import encode, read_index
 from tests.support.refusals import refused
@@ -108,6 +110,22 @@ def test_a_video_cut_short(media_dir: Path, tmp_path: Path):
     (tmp_path / "half.mp4").write_bytes(data[: len(data) // 2])
     with refused("corrupt_media"):
         decode(tmp_path / "half.mp4", decoder="pyav")
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265"])
+def test_a_video_whose_first_pictures_no_decoder_shows(codec: str, tmp_path: Path):
+    """A damaged first key frame: up to the next one nothing can be shown, which is a quarter of this clip."""
+    path = write(Clip(codec, "mp4", "plain", QUICK[codec]), tmp_path)
+    with av.open(str(path)) as container:
+        first = next(container.demux(video=0))
+        start, size = first.pos, first.size
+    data = bytearray(path.read_bytes())
+    data[start + size // 2 : start + size] = bytes(size - size // 2)
+    data[start : start + size] = data[start : start + size].replace(b"\x65", b"\x61").replace(b"\x28\x01", b"\x02\x01")
+    path.write_bytes(data)
+    with refused("truncated_media", r"cut off: its header states 1\.9 s, 1\.4 s are there"):
+        decode(path)
+    assert decode(path, max_missing_share=0.3).frame_seconds
 
 
 def test_decoders_deliver_exactly_the_indexed_frames_or_fail(media_dir: Path):
