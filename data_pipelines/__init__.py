@@ -1,6 +1,6 @@
 """Raw data set -> prepared records: one file per data set, each ``python -m data_pipelines.NAME --out DIR``.
 
-``vlm_pg`` never imports this package; it imports only ``vlm_pg.data``, ``vlm_pg.media`` and ``vlm_pg.rewards``.
+``vlm_pg`` never imports this package. The rules for its imports are in pyproject.toml ([tool.importlinter]).
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ PRESETS: dict[PresetName, Preset] = {
         | _NO_PRUNING
         | {"baseline": "leave_one_out", "scale_advantages": "none", "loss_average": "sequence_sum"},
         usual={"kl_coef": 0.03, "kl_estimator": "k1", "kl_in": "reward", "clip_low": 0.2, "clip_high": 0.2},
-        source="Back to Basics, arXiv 2402.14740, sections 2.2 and 2.3, appendix C (KL weight of TL;DR; 0.10 of HH)",
+        source="Back to Basics, arXiv 2402.14740, sections 2.2 and 2.3, appendix C (KL weight 0.03 is for TL;DR; 0.10 "
+        "for HH)",
         unstated="clip: the paper has no ratio; with one update per batch it is 1 and the gradient equals the paper's",
     ),
     "reinforce_pp": Preset(
@@ -126,8 +127,8 @@ PRESETS: dict[PresetName, Preset] = {
             "overlong_share": 0.2,
             "overlong_penalty": 1.0,
         },
-        source="DAPO, arXiv 2503.14476, sections 2.3, 3 and 4.1 (4,096 of 20,480 tokens are the penalized share)",
-        unstated="bound of the resampling rounds; its 16 updates per batch of 512 questions are not set",
+        source="DAPO, arXiv 2503.14476, sections 2.3, 3 and 4.1 (the penalized share is 4,096 of 20,480 tokens)",
+        unstated="number of resampling rounds; its 16 updates per batch of 512 questions are not set",
     ),
     "gspo": Preset(
         fixed=_GROUP_STD | _NO_PRUNING | {"loss": "clip", "ratio_level": "sequence", "loss_average": "sequence_mean"},
@@ -156,7 +157,7 @@ PRESETS: dict[PresetName, Preset] = {
             "clip_low": 0.2,
             "clip_high": 0.2,
         },
-        source="CPPO, arXiv 2503.22342, section 3; KL, updates, clip and the pruning rate to begin with: its published "
+        source="CPPO, arXiv 2503.22342, section 3; KL, updates, clip and the initial pruning rate: its published "
         "recipes",
     ),
     "t_grpo": Preset(

@@ -214,15 +214,16 @@ class Family:
         if not self.reads_media:
             return f"token by token ({self.model_type} reads text alone, for which all rules are one)"
         if self.video_time == "text":
-            return f"{rule} (for {self.model_type} both rules are one: words tell a video's time)"
+            same = "both rules are the same: timestamps in the prompt state a video's time"
+            return f"{rule} (for {self.model_type} {same})"
         if rule == "qwen":
             return (
-                "qwen (what follows a medium starts past its largest position of any axis, as in vLLM and SGLang; "
-                "transformers 5 leaves out a video's time)"
+                "qwen (tokens after an image or video start past its largest rotary position on any axis, as in vLLM "
+                "and SGLang; transformers 5 ignores a video's time axis)"
             )
         return (
-            f"transformers (as {version('transformers')} counts, a video's time left out; vLLM and SGLang would serve "
-            "long videos at other positions)"
+            f"transformers (as transformers {version('transformers')}, which ignores a video's time axis; vLLM and "
+            "SGLang would serve long videos at other positions)"
         )
 
     @property

@@ -289,7 +289,7 @@ def generation_line(values: Values, share: bool = True) -> str:
     """The effect of sharing in the first step's generation.
 
     generation: 2,288 prompt tokens prefilled once for all rollouts, 2,048 after what prompts share; 412 new tokens/s;
-    keys and values booked up to 0.013 GiB
+    KV cache: at most 0.013 GiB
     """
     number = {name: value or 0.0 for name, value in values.items()}
     prompt, prefill = number["generation/prompt_tokens"], number["generation/prefill_tokens"]
@@ -298,12 +298,12 @@ def generation_line(values: Values, share: bool = True) -> str:
     if prefill < prompt:
         line += f", {prefill:,.0f} after what prompts share"
     line += (
-        f"; {number['generation/tokens_per_second']:,.0f} new tokens/s; keys and values booked up to "
+        f"; {number['generation/tokens_per_second']:,.0f} new tokens/s; KV cache: at most "
         f"{number['generation/peak_gib']:.2g} GiB"
     )
     divided = number.get("generation/prompts_divided", 0.0)
     if divided:
-        line += f"; those of {divided:,.0f} prompts lay in parts on the sequence ranks (without CUDA graphs)"
+        line += f"; keys and values of {divided:,.0f} prompts divided over the sequence ranks (without CUDA graphs)"
     return line
 
 

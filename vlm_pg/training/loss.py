@@ -77,8 +77,7 @@ class GroupLoss:
 
         Args:
             passes: the rollouts of each pass, in the order of their tokens. Further passes, which other ranks need,
-            have
-                zero loss connected to all outputs, so every rank runs the same graph.
+                have zero loss connected to all outputs, so every rank runs the same graph.
             of_reference: the reference's log-probabilities of each pass; None without a KL term.
             logprobs, entropies: fp32 [R] of the pass.
         """

@@ -202,11 +202,11 @@ def test_seconds_that_transformers_would_cut_are_refused(monkeypatch: pytest.Mon
 
 def test_the_rule_is_described_with_its_consequence_for_servers() -> None:
     family: Any = FAMILIES["qwen2_5_vl"]
-    qwen = "qwen (what follows a medium starts past its largest position of any axis, as in vLLM"
+    qwen = "qwen (tokens after an image or video start past its largest rotary position on any axis, as in vLLM"
     assert family.describe_positions("qwen").startswith(qwen)
-    installed = f"transformers (as {version('transformers')} counts, a video's time left out"
+    installed = f"transformers (as transformers {version('transformers')}, which ignores a video's time axis"
     assert family.describe_positions("transformers").startswith(installed)
-    both = "qwen (for qwen3_vl both rules are one: words tell a video's time)"
+    both = "qwen (for qwen3_vl both rules are the same: timestamps in the prompt state a video's time)"
     assert FAMILIES["qwen3_vl"].describe_positions("qwen") == both
 
 

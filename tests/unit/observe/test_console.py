@@ -199,8 +199,8 @@ def test_generation_says_what_it_prefilled() -> None:
     named = {f"generation/{name}": value for name, value in values.items()}
     assert generation_line(named) == (
         "generation: 2,288 prompt tokens prefilled once for all rollouts, 2,048 after what prompts share; "
-        "412 new tokens/s; keys and values booked up to 0.013 GiB"
+        "412 new tokens/s; KV cache: at most 0.013 GiB"
     )
     assert "share" not in generation_line(named | {"generation/prefill_tokens": 2288.0})
-    divided = "; those of 3 prompts lay in parts on the sequence ranks (without CUDA graphs)"
+    divided = "; keys and values of 3 prompts divided over the sequence ranks (without CUDA graphs)"
     assert generation_line(named | {"generation/prompts_divided": 3.0}).endswith(f"GiB{divided}")
