@@ -23,7 +23,7 @@ TARGET = Path(__file__).resolve().parent.parent / "docs/settings.md"
 INTRODUCTION = """# Settings
 
 Every key of a run's configuration, generated from the code by `python scripts/settings_reference.py`. A key is written
-`section.key=value` on the command line, or nested in YAML. Unknown keys are refused with the nearest valid name."""
+`section.key=value` on the command line, or nested in YAML. An unknown key is rejected, with the nearest valid name."""
 
 
 def page() -> str:
@@ -76,7 +76,7 @@ def annotation_text(annotation: Any) -> str:
         return "null"
     if origin in (list, tuple, dict) or str(origin).startswith("<class 'collections.abc"):
         inner = ", ".join(annotation_text(argument) for argument in arguments if argument is not Ellipsis)
-        return f"{'mapping' if len(arguments) == 2 and Ellipsis not in arguments else 'list'} of {inner}"
+        return f"{'list' if origin in (list, tuple) else 'mapping'} of {inner}"
     if isinstance(annotation, type):
         return "mapping" if issubclass(annotation, BaseModel) else annotation.__name__
     return str(annotation)

@@ -40,12 +40,12 @@ class RunSettings(Settings):
     name: str = Field(
         default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run and of its folder."
     )
-    dir: str = Field(default="", description="Folder of everything the run writes; empty means runs/<name>.")
-    seed: int = Field(default=0, ge=0, lt=2**63, description="All random numbers of the run derive from it.")
+    dir: str = Field(default="", description="Folder for everything the run writes; empty: runs/NAME.")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="All random numbers of the run are derived from it.")
     resume: str = Field(
         default="never",
-        description="never: start anew (an earlier run's folder is moved aside). auto: go on from the newest "
-        "checkpoint of the run's folder, if there is one. Anything else: the checkpoint folder to go on from.",
+        description="never: start a new run (the folder of an earlier run is moved aside). auto: resume from the "
+        "newest checkpoint in the run's folder, if there is one. Anything else: the checkpoint folder to resume from.",
     )
 
     @field_validator("resume")

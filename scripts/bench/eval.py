@@ -131,8 +131,8 @@ how it is measured:
            is not part of it. Media are decoded in the same process, so that nobody has a core more, and once more by
            themselves: that time is printed beside the whole. No frames and no features are kept between runs.
   memory   As `vlm-pg bench rollout` measures it; leave it out with --no-memory.
-  bounds   FLOPs of the vision tower, of prompts and of decoding, weighed with the model's shape. Decoding and resizing
-           of media, the processor and reading answers are in the times and not in the bounds.
+  expected The speed-up expected from FLOPs of the vision tower, of prompts and of decoding, weighed with the model's
+           shape. Decoding and resizing of media, the processor and answer extraction are in the times but not in this.
 """
 
     def __init__(self, arguments: argparse.Namespace, results: Any):
@@ -188,7 +188,7 @@ how it is measured:
             line += f", {entry['equal_tokens']:.1%} of its greedy tokens equal"
         if (gain := entry.get(self.gain_key)) is None:
             return [line]
-        words = f"ours, times as fast: {gain['speed']:.2f}x (bound {gain['bounds']['flops']:.2f}x by FLOPs)"
+        words = f"ours, times as fast: {gain['speed']:.2f}x (expected {gain['bounds']['flops']:.2f}x by FLOPs)"
         if "without_media" in gain:
             words += f", {gain['without_media']:.2f}x without decoding of media"
         words += f", {gain['cpu']:.2f}x in processor seconds" if "cpu" in gain else ""

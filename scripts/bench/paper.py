@@ -184,7 +184,7 @@ def line_of(entry: dict[str, Any]) -> str:
     return (
         f"{words}{sum(counts['flops'].values()) / 1e12:,.3f} TFLOP, {sum(counts['bytes'].values()) / 1e9:,.1f} GB, "
         f"{counts['launches']:,} kernels, {sum(counts['waits'].values())} waits, peak {entry['peak_bytes'] / GIB:.2f} "
-        f"GiB; at the least {times}"
+        f"GiB; roofline {times}"
     )
 
 

@@ -56,4 +56,4 @@ def test_ragged_steps(names: tuple[str, ...], tmp_path: Path, capfd: pytest.Capt
         assert entry["loss"] == pytest.approx(point["contestants"]["grouped"]["loss"], rel=1e-4)
     assert point["contestants"]["transformers-batch"]["grouped_gain"]["bounds"]["tokens"] > 2
     assert result["machine"]["packages"]["torch"]
-    assert "timed run 2 of 2" in printed and "of the FLOP bound" in printed
+    assert "timed run 2 of 2" in printed and "of the FLOP ratio" in printed

@@ -26,65 +26,69 @@ class AlgorithmSettings(Settings):
 
     preset: PresetName | None = Field(
         default=None,
-        description="Start from a paper's values. What makes the algorithm what it is cannot be set to something else "
-        "beside it; other values can. docs/algorithms.md lists them all with their sources.",
+        description="Start from a paper's values. Values that define the algorithm cannot be overridden; others can. "
+        "docs/algorithms.md lists all values with their sources.",
     )
 
     # Rewards to advantages
     advantages: str = Field(
         default=BASELINE_AND_SCALE,
-        description="baseline_and_scale: by the two settings below. Or an estimator of your own, "
+        description="Advantage estimator. baseline_and_scale: as set by baseline and scale_advantages. Or your own, as "
         "path/to/file.py:function or package.module:function.",
     )
     advantage_arguments: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments of an estimator of your own, by name."
+        default_factory=dict, description="Further keyword arguments for your own estimator."
     )
     baseline: Baseline = Field(
         default="group_mean",
         description="What is subtracted from a reward. group_mean: mean of its group (GRPO). leave_one_out: mean of "
-        "the others of its group (RLOO). none: nothing (REINFORCE++, which whitens).",
+        "the other rewards of its group (RLOO). none: nothing (REINFORCE++, which whitens).",
     )
     scale_advantages: AdvantageScale = Field(
         default="std",
         description="What advantages are divided by. std: sample standard deviation of the group's rewards + 1e-4. "
-        "batch: that of all rewards of the step + 1e-4. whiten: the step's advantages get mean 0 and deviation 1. "
-        "none: nothing.",
+        "batch: standard deviation of all rewards of the step + 1e-4. whiten: the step's advantages are normalised to "
+        "mean 0 and standard deviation 1. none: nothing.",
     )
     normalise_parts: bool = Field(
         default=False,
-        description="Make advantages of each part of the reward by itself (baseline and scale), and add them up with "
-        "the parts' weights; otherwise of the total.",
+        description="Compute advantages of each part of the reward separately (baseline and scale) and sum them with "
+        "the parts' weights, instead of computing advantages of the total reward.",
     )
     overlong_share: float = Field(
         default=0.0,
         ge=0.0,
         lt=1.0,
-        description="The last share of rollout.max_new_tokens in which the reward sinks linearly by overlong_penalty "
-        "(DAPO's soft punishment); a response that was cut off loses all of it. 0: off.",
+        description="Last share of rollout.max_new_tokens over which the reward falls linearly, by up to "
+        "overlong_penalty (DAPO's soft overlong punishment); a truncated response loses all of it. 0: off.",
     )
-    overlong_penalty: float = Field(default=1.0, gt=0.0, le=100.0, description="What the longest response loses.")
+    overlong_penalty: float = Field(default=1.0, gt=0.0, le=100.0, description="Penalty of the longest response.")
     temporal_bonus: float = Field(
         default=0.0,
         ge=0.0,
         le=100.0,
-        description="T-GRPO: added to the reward of right answers to a video if the group is right as often as "
-        "temporal_ratio times a control group that sees the frames in a random order. 0: off, no control group.",
+        description="T-GRPO: added to the reward of right answers to a video question if the group's mean accuracy is "
+        "at least temporal_ratio times that of a control group, which sees the frames in random order. 0: off, no "
+        "control group.",
     )
     temporal_ratio: float = Field(
-        default=0.8, ge=0.0, le=10.0, description="See temporal_bonus; mean accuracies are compared."
+        default=0.8, ge=0.0, le=10.0, description="Ratio of mean accuracies required by temporal_bonus."
     )
     length_bonus: float = Field(
         default=0.0,
         ge=0.0,
         le=100.0,
-        description="Video-R1: added to right answers of length_bonus_tokens, where a group has more than one right "
-        "answer. 0: off.",
+        description="Video-R1: added to the reward of right answers whose length is within length_bonus_tokens, in "
+        "groups with more than one right answer. 0: off.",
     )
     length_bonus_tokens: tuple[int, int] = Field(
-        default=(320, 512), description="Shortest and longest response, in tokens, that gets length_bonus."
+        default=(320, 512), description="Minimum and maximum length, in tokens, of a response that gets length_bonus."
     )
     right_above: float = Field(
-        default=0.1, ge=0.0, lt=1.0, description="Both bonuses: an answer is right if its accuracy is above this."
+        default=0.1,
+        ge=0.0,
+        lt=1.0,
+        description="For temporal_bonus and length_bonus, an answer is right if its accuracy is above this.",
     )
 
     # Which rollouts train
@@ -92,50 +96,55 @@ class AlgorithmSettings(Settings):
         default=0,
         ge=0,
         le=100,
-        description="DAPO's dynamic sampling: groups without spread are replaced by those of further questions, in at "
-        "most this many rounds a step. 0: off.",
+        description="DAPO's dynamic sampling: groups whose rewards are all equal are replaced by groups of further "
+        "questions, in at most this many rounds per step. 0: off.",
     )
     mask_truncated: bool = Field(
-        default=False, description="Responses cut off at rollout.max_new_tokens count in the statistics, not the loss."
+        default=False,
+        description="Exclude responses truncated at rollout.max_new_tokens from the loss; they still count in the "
+        "group statistics.",
     )
     prune_rate: float = Field(
         default=0.0,
         ge=0.0,
         lt=1.0,
-        description="CPPO: share P of the rollouts that do not train; floor(G * (1 - P)) of a group are kept.",
+        description="CPPO: share P of the rollouts that are not trained on; floor(G * (1 - P)) of each group are kept.",
     )
     prune_scope: PruneScope = Field(
         default="question",
-        description="Rollouts are compared within their group, or among all that a rank has sampled (with prune_fill: "
-        "in the same round).",
+        description="Which rollouts are compared for pruning. question: those of one group. rank: all that a rank has "
+        "sampled (with prune_fill: in the same round).",
     )
     prune_metric: PruneMetric = Field(
         default="smallest",
-        description="What is dropped: the smallest |advantage| (CPPO), the largest, or random ones (for ablations).",
+        description="Which rollouts are dropped: those with the smallest |advantage| (CPPO), with the largest, or "
+        "random ones (for ablations).",
     )
     prune_fill: bool = Field(
         default=True,
-        description="CPPO's dynamic completion allocation: the tokens that pruning frees go to further questions, "
-        "pruned alike, so that an update has as many tokens as without pruning.",
+        description="CPPO's dynamic completion allocation: the tokens freed by pruning are used for further questions, "
+        "which are pruned too, so that an update has as many tokens as without pruning.",
     )
     prune_correction: bool = Field(
         default=False,
-        description="Draw what is kept with probabilities that grow with |advantage| (random: equal ones) and weigh it "
-        "by their inverse, so that the expected gradient is that without pruning.",
+        description="Draw the rollouts to keep with probabilities that increase with |advantage| (with "
+        "prune_metric=random: equal probabilities) and weight them by the inverse, so that the expected gradient is "
+        "the same as without pruning.",
     )
 
     # The loss
     loss: str = Field(
         default="clip",
-        description="clip: PPO's clipped ratio times advantage. cispo: clipped ratio, detached, times advantage times "
-        "log-probability. Or a loss of your own, path/to/file.py:function or package.module:function.",
+        description="clip: PPO's clipped ratio times advantage. cispo: clipped and detached ratio times advantage "
+        "times log-probability. Or your own, as path/to/file.py:function or package.module:function.",
     )
     loss_arguments: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments of a loss of your own, by name."
+        default_factory=dict, description="Further keyword arguments for your own loss."
     )
     ratio_level: RatioLevel = Field(
         default="token",
-        description="token: each token's probability ratio. sequence: the geometric mean of its response's (GSPO).",
+        description="token: probability ratio of each token. sequence: geometric mean of the ratios of a response's "
+        "tokens (GSPO).",
     )
     clip_low: float = Field(
         default=0.2, ge=0.0, le=1.0, description="The probability ratio is clipped from below at 1 - clip_low."
@@ -144,54 +153,61 @@ class AlgorithmSettings(Settings):
         default=0.2,
         ge=0.0,
         le=10.0,
-        description="The probability ratio is clipped from above at 1 + clip_high; larger than clip_low is DAPO's "
+        description="The probability ratio is clipped from above at 1 + clip_high. A value above clip_low is DAPO's "
         "clip-higher.",
     )
     dual_clip: float | None = Field(
         default=None,
         gt=1.0,
         le=100.0,
-        description="With a negative advantage the ratio counts at most this much (dual-clip PPO).",
+        description="If the advantage is negative, the ratio is also clipped from above at this value (dual-clip PPO).",
     )
     importance_cap: float | None = Field(
         default=None,
         gt=0.0,
         le=100.0,
-        description="Weigh each token by min(p_trainer / p_rollout, this), detached: truncated importance weights for "
-        "what generation and training compute differently. Needs rollout.logprobs=recompute.",
+        description="Multiply each token's loss by min(p_trainer / p_rollout, importance_cap), detached: truncated "
+        "importance sampling, which corrects for numerical differences between generation and training. Needs "
+        "rollout.logprobs=recompute.",
     )
     kl_coef: float = Field(
-        default=0.0, ge=0.0, le=10.0, description="Weight of the KL to the reference; 0 loads no reference model."
+        default=0.0,
+        ge=0.0,
+        le=10.0,
+        description="Weight of the KL to the reference model; 0: no reference model is loaded.",
     )
     kl_estimator: KlEstimator = Field(
         default="k3",
-        description="Per token, with d = policy - reference log-probability. k1: d. k2: d^2 / 2. k3: exp(-d) - 1 + d.",
+        description="KL estimator per token, with d = policy - reference log-probability. k1: d. k2: d^2 / 2. k3: "
+        "exp(-d) - 1 + d.",
     )
     kl_in: KlPlace = Field(
         default="loss",
-        description="loss: added to it. reward: a response's sum is taken from its reward. token_reward: each token's "
-        "advantage loses the sum from it to the end (REINFORCE++).",
+        description="Where the KL is applied. loss: added to the loss. reward: the sum over a response is subtracted "
+        "from its reward. token_reward: the sum from a token to the end is subtracted from that token's advantage "
+        "(REINFORCE++).",
     )
     entropy_coef: float = Field(
-        default=0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus, which is taken from the loss."
+        default=0.0, ge=0.0, le=10.0, description="Weight of the entropy bonus, which is subtracted from the loss."
     )
     loss_average: LossAverage = Field(
         default="token_mean",
-        description="What one response token counts for in the whole optimizer batch. token_mean: 1 / tokens. "
-        "sequence_mean: 1 / (tokens of its response * responses). sequence_sum: 1 / responses. constant_length: "
-        "1 / (rollout.max_new_tokens * responses).",
+        description="Weight of one response token in the optimizer batch. token_mean: 1 / tokens. sequence_mean: 1 / "
+        "(tokens of its response * responses). sequence_sum: 1 / responses. constant_length: 1 / "
+        "(rollout.max_new_tokens * responses).",
     )
     log_ratio_clamp: float = Field(
         default=20.0,
         gt=0.0,
         le=80.0,
-        description="Log-ratios are held within +- this before they are exponentiated (80 still fits float32).",
+        description="Log-ratios are clamped to +- this value before they are exponentiated (exp(80) still fits in "
+        "float32).",
     )
 
     # Updates of one batch of rollouts
     num_iterations: int = Field(default=1, ge=1, le=64, description="Passes over each step's rollouts.")
     minibatches: int = Field(
-        default=1, ge=1, le=1024, description="Optimizer updates per pass, each over a share of the step's groups."
+        default=1, ge=1, le=1024, description="Optimizer updates per pass, each on a share of the step's groups."
     )
 
     @model_validator(mode="before")

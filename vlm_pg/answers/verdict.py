@@ -52,9 +52,13 @@ Reader = Callable[[Sample, str, bool], Reading]
 class CheckerSettings(Settings):
     """Section ``reward.checker``: processes for what may hang or run away."""
 
-    workers: int = Field(2, ge=1, le=256, description="Processes.")
-    timeout_seconds: float = Field(5.0, gt=0.0, description="Longest check of one answer; then it is no value.")
-    memory_mb: int = Field(2048, ge=256, description="Address space a process may use beyond what it starts with.")
+    workers: int = Field(2, ge=1, le=256, description="Number of processes.")
+    timeout_seconds: float = Field(
+        5.0, gt=0.0, description="Time limit for checking one answer; on timeout the answer has no value."
+    )
+    memory_mb: int = Field(
+        2048, ge=256, description="Address space in MiB that a process may use beyond what it uses at its start."
+    )
 
 
 class GraderSettings(Protocol):

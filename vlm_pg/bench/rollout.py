@@ -70,10 +70,11 @@ how it is measured:
              time to first token   the time of a run of one token (of all groups)
              decode time per token the rest of the whole run over N - 1: one more token for all responses
   memory   As `vlm-pg bench step` measures it. It includes keys and values, whose own size is printed beside it.
-  bounds   FLOPs: of prefill and decoding, weighed with the model's shape; prompt tokens: encoded before the first token
-           (G x P a group where the prompt is repeated, P where it is shared); keys and values: (P + N - 1) x G a
-           group against P + (N - 1) x G (the last token is never read). Decoding one token for few responses waits for
-           memory more than for FLOPs, so tokens/s can go beyond their bound or stay far below.
+  expected The ratio expected from counts. FLOPs: of prefill and decoding, weighed with the model's shape; prompt
+           tokens: encoded before the first token (G x P per group where the prompt is repeated, P where it is shared);
+           keys and values: (P + N - 1) x G per group against P + (N - 1) x G (the last token is never read). Decoding
+           for few responses is limited by memory bandwidth more than by FLOPs, so tokens/s can be far above or below
+           the expected ratio.
 
 examples:
   vlm-pg bench rollout --points 4096,8,64 4096,8,64,4 --model mid --threads 2
@@ -133,8 +134,8 @@ examples:
             return [line]
         bound = gain["bounds"]
         words = (
-            f"ours, times as fast: {gain['throughput']:.2f}x tokens/s (bound {bound['flops']:.2f}x by FLOPs), "
-            f"{gain['first_token']:.2f}x to the first token (bound {bound['prefill_tokens']:.2f}x by prompt tokens)"
+            f"ours, times as fast: {gain['throughput']:.2f}x tokens/s (expected {bound['flops']:.2f}x by FLOPs), "
+            f"{gain['first_token']:.2f}x to the first token (expected {bound['prefill_tokens']:.2f}x by prompt tokens)"
         )
         words += f", {gain['decode']:.2f}x decoding" if "decode" in gain else ""
         if "memory" in gain:

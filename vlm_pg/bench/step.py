@@ -73,11 +73,11 @@ how it is measured:
            ru_maxrss) above what was resident before. glibc is configured to return freed memory at once. On a GPU:
            torch.cuda.max_memory_allocated above memory_allocated before, during the warm-up. Both include the
            gradients of the weights and leave out the weights.
-  bounds   tokens: through the linear layers; attention: pairs of query and key; FLOPs: both and the output head,
-           weighed with the model's shape. The bounds count what repeating or sharing the prefix costs, every token
-           through every layer, and no more: ours also leaves out queries, output projection and MLP of prompt rows in
-           the last layer and, with --checkpointing, the second computation of attention. Both weigh most in models of
-           few layers, where shares pass 100%.
+  expected The speed-up expected from counts. tokens: through the linear layers; attention: pairs of query and key;
+           FLOPs: both and the output head, weighed with the model's shape. The counts assume that every token runs
+           through every layer. vlm_pg also leaves out queries, output projection and MLP of prompt rows in the last
+           layer and, with --checkpointing, the second computation of attention, so the measured speed-up can exceed
+           100% of the expected one, mainly in models of few layers.
 
 examples:
   vlm-pg bench step --points 2048,8,256 --model mid --threads 2
@@ -119,9 +119,9 @@ examples:
             return [line]
         bound = gain["bounds"]
         line += (
-            f"   grouped {gain['speedup']:.2f}x faster (bound {bound['flops']:.2f}x by FLOPs, "
+            f"   grouped {gain['speedup']:.2f}x faster (expected {bound['flops']:.2f}x by FLOPs, "
             f"{bound['tokens']:.2f}x by tokens, {bound['attention']:.2f}x by attention: "
-            f"{gain['speedup_share']:.0%} of the FLOP bound)"
+            f"{gain['speedup_share']:.0%} of the FLOP ratio)"
         )
         line += f", {gain['cpu_speedup']:.2f}x in processor seconds" if "cpu_speedup" in gain else ""
         return [line + (f", {memory_words(gain['memory'])} memory" if "memory" in gain else "")]

@@ -13,19 +13,22 @@ class CacheSettings(Settings):
     """Whether sampled frames and outputs of a frozen vision tower are kept on disk, where, and how much of them."""
 
     folder: Path | None = Field(
-        None, description="Folder of the cache, which runs, ranks and evaluations share; none: nothing is kept on disk."
+        None, description="Folder of the cache, shared by runs, ranks and evaluations; null: nothing is cached on disk."
     )
-    frames: bool = Field(True, description="Keep the frames of media, sampled and resized, so they are decoded once.")
+    frames: bool = Field(
+        True, description="Cache the sampled and resized frames of media, so that they are decoded only once."
+    )
     features: bool | None = Field(
         None,
-        description="Keep the outputs of the vision tower, so it runs once for the same media. It must be frozen: "
-        "model.train without tower and merger. null: where it is.",
+        description="Cache the outputs of the vision tower, so that it runs only once for the same media. Needs a "
+        "frozen tower: model.train without tower and merger. null: enabled if the tower is frozen.",
     )
     max_gb: float = Field(
         100.0,
         gt=0,
-        description="Most GiB of it all. For more, what was not used for longest is thrown out, but nothing that was "
-        "used since the run began, nor in the day before while the run finds some of that; except features for frames.",
+        description="Maximum size of the cache in GiB. The least recently used entries are evicted first. Entries used "
+        "since the run began are kept, and so are those used in the day before, as long as the run still finds some of "
+        "them; but features may always be evicted to make space for frames.",
     )
 
     def impossible(self) -> list[str]:

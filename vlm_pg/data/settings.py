@@ -42,32 +42,39 @@ class DataSettings(Settings):
 
     train: OneOrNamed = Field(
         None,
-        description="Training records: a file (.json, .jsonl or .parquet), or a folder, saved by datasets or of "
-        "Parquet shards, as FOLDER or FOLDER:split. Or several sets: name -> records.",
+        description="Training records: a file (.json, .jsonl or .parquet), or a folder saved by datasets or of Parquet "
+        "shards, as FOLDER or FOLDER:split. Or several sets: name -> records.",
     )
-    eval: dict[str, Path] = Field(default_factory=dict, description="Evaluation sets: name -> records, likewise.")
+    eval: dict[str, Path] = Field(
+        default_factory=dict, description="Evaluation sets: name -> records, in the same formats."
+    )
     media_root: OneOrNamed = Field(
         None,
-        description="Folder that media paths start from and must stay in; default: the folder that the records lie in. "
-        "Or folders by name of a set of data.train or data.eval.",
+        description="Folder to which media paths are relative and which they must not leave; default: the folder of "
+        "the records. Or one folder per set: name of a set in data.train or data.eval -> folder.",
     )
     max_bad_share: float = Field(
-        0.5, ge=0, le=1, description="The run stops when more than this share of the samples seen so far was unusable."
+        0.5, ge=0, le=1, description="The run stops if more than this share of the samples seen so far was unusable."
     )
-    min_seen_for_bad_share: int = Field(20, ge=1, description="The share is not judged before this many samples.")
+    min_seen_for_bad_share: int = Field(
+        20, ge=1, description="data.max_bad_share is enforced only after this many samples."
+    )
     allow_remote: bool = Field(False, description="Download media from http and https URLs.")
-    shuffle: bool = Field(True, description="A new random order in every epoch, fixed by the run's seed.")
+    shuffle: bool = Field(
+        True, description="Shuffle the records in every epoch, in an order derived from the run's seed."
+    )
     mixture: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
-        description="Sampling weight of each source of the training records (their data_source); empty: every "
-        "record with equal frequency. 0 leaves a source out. With several sets, each set is a source.",
+        description="Sampling weight of each source of the training records (their data_source); empty: all records "
+        "are equally frequent. A source with weight 0 is left out. With several sets, each set is a source.",
     )
     limit: int | None = Field(None, ge=1, description="Use only the first N usable training records (of each set).")
 
     prompt_cache_mb: int = Field(
         512,
         ge=0,
-        description="Memory for finished training prompts, pixels included, in MiB; later epochs need not decode them.",
+        description="Memory in MiB for prepared training prompts, including pixels, which later epochs then need not "
+        "decode again.",
     )
 
     @property

@@ -25,19 +25,19 @@ class EvalJudgeSettings(Settings):
     could not read and texts that they call wrong. Figures of the rules stay; those with the judge stand beside them."""
 
     url: str | None = Field(
-        None, description="Base URL with its version, for example http://127.0.0.1:8000/v1; null: no judge."
+        None, description="Base URL including the version, for example http://127.0.0.1:8000/v1; null: no judge."
     )
-    model: str | None = Field(None, description="Model name the server knows; default: the first one it lists.")
+    model: str | None = Field(None, description="Model name at the server; default: the first one it lists.")
     api_key_variable: str = Field(
         "OPENAI_API_KEY",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Environment variable with the key, sent as bearer token; the key is never stored.",
+        description="Environment variable that holds the key, sent as bearer token; the key is never stored.",
     )
-    timeout_seconds: float = Field(120.0, gt=0.0, description="Longest wait for one decision; then there is none.")
-    retries: int = Field(2, ge=0, description="Times a request that failed is sent again.")
-    concurrency: int = Field(16, ge=1, description="Requests in flight at a time.")
+    timeout_seconds: float = Field(120.0, gt=0.0, description="Time limit for one decision; on timeout there is none.")
+    retries: int = Field(2, ge=0, description="How often a failed request is repeated.")
+    concurrency: int = Field(16, ge=1, description="Maximum number of concurrent requests.")
     max_output_characters: int = Field(
-        20_000, ge=100, description="Longest output that is shown to the judge; longer ones are counted as undecided."
+        20_000, ge=100, description="Longest output that is shown to the judge; longer ones count as undecided."
     )
 
     @field_validator("url")
@@ -62,8 +62,10 @@ class EvalSettings(Settings):
     """Section ``eval``. The sets themselves are listed under ``data.eval``."""
 
     num_generations: int = Field(1, ge=1, description="Rollouts per question for mean@n and pass@k.")
-    temperature: float = Field(0.0, ge=0.0, description="0 is greedy and needs num_generations=1.")
-    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
+    temperature: float = Field(0.0, ge=0.0, description="Softmax temperature; 0 is greedy and needs num_generations=1.")
+    top_p: float = Field(
+        1.0, gt=0.0, le=1.0, description="Sample from the smallest set of tokens with at least this total probability."
+    )
     limit: int | None = Field(None, ge=1, description="Use only the first questions of each set.")
     before: bool = Field(True, description="Evaluate before training.")
     after: bool = Field(True, description="Evaluate after training.")
@@ -71,37 +73,39 @@ class EvalSettings(Settings):
     sets: tuple[str, ...] | None = Field(None, description="Names of data.eval sets to evaluate; default: all.")
     controls: tuple[Control, ...] = Field(
         (),
-        description="Also score sets (control_sets) with tampered frames: shuffled in time, or one frame "
-        "repeated. A model that uses temporal evidence falls to chance.",
+        description="Also evaluate sets (control_sets) with modified frames: shuffled in time, or one frame repeated. "
+        "A model that uses temporal evidence falls to chance accuracy.",
     )
     control_sets: tuple[str, ...] | None = Field(
-        None, description="Names of the sets the controls run on; default: all that are evaluated."
+        None, description="Names of the sets that the controls run on; default: all evaluated sets."
     )
     resume: Literal["auto", "never"] = Field(
         "auto",
-        description="Of vlm-pg eval. auto: one that was cut off goes on if all that decides about its answers "
-        "is the same. never: it is moved aside.",
+        description="For vlm-pg eval. auto: continue an interrupted evaluation if everything that determines its "
+        "answers is unchanged. never: move it aside and start anew.",
     )
     judge: EvalJudgeSettings = Field(
-        default_factory=EvalJudgeSettings, description="Of vlm-pg eval: a model that judges, beside the rules."
+        default_factory=EvalJudgeSettings,
+        description="For vlm-pg eval: a language model that judges answers in addition to the rules.",
     )
-    lmms_samples: bool = Field(False, description="Of vlm-pg eval: write answers in lmms-eval's sample format, too.")
+    lmms_samples: bool = Field(False, description="For vlm-pg eval: also write answers in lmms-eval's sample format.")
     thumbnails: int = Field(
-        200, ge=0, description="Of vlm-pg eval: questions of each set whose frames are kept as pictures, to look at."
+        200, ge=0, description="For vlm-pg eval: number of questions per set whose frames are saved as pictures."
     )
     protocols: dict[str, str] = Field(
         default_factory=dict,
-        description="How a set is asked, sampled, read and averaged, by its name in data.eval: the name of a bundled "
-        "protocol such as video_mme/official, or the path of a YAML file. Sets left out go by the configuration.",
+        description="Protocol of a set (prompt wording, sampling, answer extraction, aggregation), by its name in "
+        "data.eval: the name of a bundled protocol such as video_mme/official, or the path of a YAML file. Sets left "
+        "out use the configuration.",
     )
     reader: Literal["strict", "ours", "published"] | None = Field(
         None,
-        description="Who reads answers. strict: training's reader of the answer block. ours: one of whole outputs. "
-        "published: the rule that the set's protocol names, faults too. Default: ours with a protocol, unless it names "
-        "a reader of one's own, else strict.",
+        description="Answer extractor. strict: training's, which reads the answer block. ours: one for whole outputs. "
+        "published: the rule that the set's protocol names, including its bugs. Default: ours with a protocol (unless "
+        "it names your own reader), else strict.",
     )
     headline_set: str | None = Field(
-        None, description="The set whose accuracy is the run's headline; default: the first that is evaluated."
+        None, description="The set whose accuracy is the run's headline; default: the first evaluated set."
     )
 
     @field_validator("protocols")

@@ -17,30 +17,40 @@ class MediaSettings(Settings):
 
     frames: Literal["fps", "uniform"] = Field(
         "fps",
-        description="fps: media.fps frames a second, at least min_frames, at most max_frames. uniform: num_frames of "
-        "every video or clip, evenly. Both go by qwen-vl-utils; moments that a record names are shown as they are.",
+        description="fps: media.fps frames per second, at least min_frames, at most max_frames. uniform: num_frames "
+        "evenly spaced frames of every video or clip. Both select frames as qwen-vl-utils does. If a record lists "
+        "timestamps, the frames shown at these times are used instead.",
     )
-    fps: float = Field(2.0, gt=0, le=1000, description="Frames sampled per second of video, before min and max_frames.")
-    min_frames: int = Field(4, ge=2, le=MAX_FRAMES_LIMIT, description="Fewest frames (rounded up to even).")
-    max_frames: int = Field(16, ge=2, le=MAX_FRAMES_LIMIT, description="Most frames (rounded down to even).")
+    fps: float = Field(
+        2.0,
+        gt=0,
+        le=1000,
+        description="Frames sampled per second of video, before min_frames and max_frames are applied.",
+    )
+    min_frames: int = Field(4, ge=2, le=MAX_FRAMES_LIMIT, description="Minimum number of frames (rounded up to even).")
+    max_frames: int = Field(
+        16, ge=2, le=MAX_FRAMES_LIMIT, description="Maximum number of frames (rounded down to even)."
+    )
     num_frames: int | None = Field(
         None,
         ge=2,
         le=MAX_FRAMES_LIMIT,
         multiple_of=2,
-        description="With frames=uniform, and only then: the number of frames; a video with fewer is refused.",
+        description="Number of frames; required with frames=uniform, otherwise not allowed. A video with fewer frames "
+        "is rejected.",
     )
     last_frame: Literal["as_sampled", "always"] = Field(
         "as_sampled",
-        description="always: the last sampled frame is the video's last, for questions about it. Refused: files "
-        "that end half a frame (at most 0.05 s) before the duration in their header, whatever max_missing_share "
-        "allows, and clips and moments that end before the last frame.",
+        description="always: the last sampled frame must be the video's last, for questions about it. Files that end "
+        "more than half a frame (at most 0.05 s) before their header's duration are then rejected, regardless of "
+        "max_missing_share; so are clips and timestamps that end before the last frame.",
     )
     video_tokens: int | None = Field(
         None,
         ge=1,
-        description="Maximum visual tokens per video: frames / 2 * (height / f) * (width / f), f = side of a "
-        "merged patch in pixels. Above it frames are scaled down to min_pixels, then dropped down to min_frames.",
+        description="Maximum number of visual tokens per video: frames / 2 * (height / f) * (width / f), with f the "
+        "side of a merged patch in pixels. A video above it is first scaled down (to no less than min_pixels), then "
+        "loses frames (to no fewer than min_frames).",
     )
     min_pixels: int = Field(4 * 28 * 28, ge=1, description="Smaller video frames are scaled up to at least this area.")
     max_pixels: int = Field(128 * 28 * 28, ge=1, description="Larger video frames are scaled down to this area.")
@@ -50,47 +60,55 @@ class MediaSettings(Settings):
         64_000_000,
         ge=1,
         le=170_000_000,
-        description="An image whose header states a larger area is refused before anything is decoded.",
+        description="An image with a larger area in its header is rejected before anything is decoded.",
     )
     max_video_frame_pixels: int = Field(
-        36_000_000, ge=1, description="A video whose header states a larger frame area is refused before decoding."
+        36_000_000, ge=1, description="A video with a larger frame area in its header is rejected before decoding."
     )
     max_video_seconds: float = Field(
-        4 * 3600.0, gt=0, description="A video whose header or timestamps say it is longer is refused."
+        4 * 3600.0, gt=0, description="A video that is longer according to its header or timestamps is rejected."
     )
-    max_video_frames: int = Field(2_000_000, ge=2, description="A video with more stored frames is refused.")
+    max_video_frames: int = Field(2_000_000, ge=2, description="A video with more stored frames is rejected.")
     max_missing_share: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="A video that lacks a larger share of the seconds its header states was cut off and is refused.",
+        description="A video is rejected as truncated if a larger share of the duration in its header is missing.",
     )
     workers: int = Field(
-        2, ge=0, le=256, description="Decoding processes; 0 decodes in this process, without deadline and memory limit."
+        2,
+        ge=0,
+        le=256,
+        description="Number of decoding processes; 0: decode in the main process, without time and memory limits.",
     )
     deadline_seconds: float = Field(
-        60.0, gt=0, le=86_400, description="A file that takes a worker longer is given up and the worker replaced."
+        60.0,
+        gt=0,
+        le=86_400,
+        description="Time limit per file; on timeout the file is skipped and the worker restarted.",
     )
     worker_memory_bytes: int = Field(
         4 << 30,
         ge=256 << 20,
-        description="Memory that a decoding process may take for a file, beyond what it holds at its start.",
+        description="Memory that a decoding process may use for a file, beyond what it uses at its start.",
     )
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = Field(
         "auto",
-        description="auto: PyAV, whose frames are exact or refused. decord and torchcodec may return wrong ones of "
-        "damaged files (docs/data.md).",
+        description="auto: PyAV. On intact files its frames are exact; most damaged files are rejected, but not all "
+        "(docs/checks.md). decord and torchcodec may also return wrong frames of damaged files (docs/data.md).",
     )
     decoder_device: Literal["cpu", "cuda"] = Field(
         "cpu",
-        description="cuda: torchcodec decodes on this process's GPU, in the workers, where the GPU's decoder knows the "
-        "codec. Its colours may differ from the CPU's by rounding.",
+        description="cuda: torchcodec decodes in the workers on this process's GPU, if the GPU supports the codec. "
+        "Colours may differ from the CPU's by rounding.",
     )
-    max_subtitle_bytes: int = Field(4 << 20, ge=1, le=1 << 28, description="A larger file of subtitles is refused.")
-    max_remote_bytes: int = Field(1 << 30, ge=1, description="Largest download, when remote media are allowed.")
-    remote_timeout_seconds: float = Field(20.0, gt=0, description="Longest silence of a server during a download.")
+    max_subtitle_bytes: int = Field(4 << 20, ge=1, le=1 << 28, description="A larger subtitle file is rejected.")
+    max_remote_bytes: int = Field(1 << 30, ge=1, description="Maximum size of a download, if remote media are allowed.")
+    remote_timeout_seconds: float = Field(
+        20.0, gt=0, description="Maximum time without data from the server during a download."
+    )
     remote_private_hosts: tuple[str, ...] = Field(
-        (), description="Hosts, as URLs name them, that may have loopback or private addresses; others may not."
+        (), description="Hosts, as written in URLs, that may resolve to loopback or private addresses; others may not."
     )
 
     @model_validator(mode="after")

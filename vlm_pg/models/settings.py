@@ -22,16 +22,16 @@ LEAST_LOGITS_MIB = 256
 class LoraSettings(Settings):
     """Section ``model.lora``: y = W x + (alpha / rank) B A x with W frozen, A [rank, in] and B [out, rank] trained."""
 
-    rank: int = Field(16, ge=1, description="Rows of A and columns of B.")
+    rank: int = Field(16, ge=1, description="Rank of the adapter: rows of A and columns of B.")
     alpha: float = Field(32.0, gt=0, description="The adapter's output is multiplied by alpha / rank.")
     dropout: float = Field(0.0, description="Must be 0: a shared prefix cannot have a dropout mask per response.")
     target_modules: tuple[str, ...] = Field(
-        (), description="Linear layers of the language model to adapt, such as q_proj; empty for all of them."
+        (), description="Linear layers of the language model to adapt, such as q_proj; empty: all of them."
     )
     quantize: Literal["nf4"] | None = Field(
         None,
-        description="nf4: all linear layers of the frozen language model are kept in 4 bits (QLoRA, bitsandbytes), "
-        "whether adapted or not; embeddings, norms, output head, experts and vision tower stay as they are.",
+        description="nf4: all linear layers of the frozen language model, adapted or not, are stored in 4 bits (QLoRA, "
+        "bitsandbytes); embeddings, norms, output head, experts and vision tower are not.",
     )
 
     @field_validator("dropout")
@@ -49,82 +49,86 @@ class LoraSettings(Settings):
 class ModelSettings(Settings):
     """Section ``model``."""
 
-    path: str = Field(description="Local folder or hub name of a checkpoint of Qwen-VL, or of a Qwen language model.")
+    path: str = Field(description="Local folder or hub name of a Qwen-VL checkpoint, or of a Qwen language model.")
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="Precision of weights and activations.")
     train: tuple[Part, ...] = Field(
         ("language",),
-        description="The parts that train; others are frozen. tower: the vision tower's patch embedding and blocks. "
-        "merger: the projector from patches to visual tokens, DeepStack's too. language: the language model with "
-        "embeddings and output head. Without tower and merger visual features are kept for scoring, training and later "
-        "epochs; with one of them they are made once per group and optimizer step, with gradient.",
+        description="Parts to train; the others are frozen. tower: the vision tower's patch embedding and blocks. "
+        "merger: the projector from patches to visual tokens, including DeepStack's. language: the language model with "
+        "embeddings and output head. If neither tower nor merger trains, visual features are computed once and reused "
+        "for scoring, training and later epochs; otherwise they are recomputed, with gradient, once per group and "
+        "optimizer step.",
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations layer by layer in backward.")
     share_prefix: bool = Field(
         True,
-        description="Encode what rollouts and questions have in common once. False is for comparison: the same code "
-        "computes every rollout's whole prompt by itself, vision tower included, in generation, scoring and update; "
-        "slower and with more memory, with equal results up to rounding.",
+        description="Compute once what rollouts and questions have in common. false is for comparison: every rollout's "
+        "whole prompt is computed separately, including the vision tower, in generation, scoring and update. This is "
+        "slower, needs more memory and gives equal results up to rounding.",
     )
     attention_kernel: Literal[
         "auto", "cpu-flash", "cuda-flash", "cuda-efficient", "flash-attn-2", "flash-attn-3", "flash-attn-4", "oracle"
     ] = Field(
         "auto",
-        description="Kernel behind grouped attention; auto chooses by device and dtype, never flash-attn-4, a beta.",
+        description="Attention kernel used by grouped attention. auto chooses by device and dtype, but never "
+        "flash-attn-4, which is a beta.",
     )
     positions: PositionRule = Field(
         "qwen",
-        description="Where text goes on after a medium. qwen: one past its largest position of any axis, as in the "
-        "weights' training, vLLM and SGLang. transformers: as the installed release counts, which leaves out the time "
-        "of a video.",
+        description="Position id of the first token after an image or video. qwen: the largest position id of the "
+        "medium on any M-RoPE axis plus 1, as in the model's pretraining, vLLM and SGLang. transformers: as the "
+        "installed release computes it, which ignores a video's time axis.",
     )
     vision_cache_mb: int = Field(
-        1024, ge=0, description="Memory for the frozen vision tower's outputs, in MiB; least recently used go first."
+        1024,
+        ge=0,
+        description="Memory in MiB for outputs of a frozen vision tower; the least recently used are dropped first.",
     )
     logits_chunk_mb: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="Memory for one chunk of fp32 logits, in MiB; chunks are recomputed in backward. auto: 256, and "
-        "with gradient_checkpointing more for a long stream, up to the size of one MLP activation, which recomputing "
-        "a layer needs anyway once the logits are freed.",
+        description="Memory in MiB for one chunk of fp32 logits; chunks are recomputed in backward. auto: 256; with "
+        "gradient_checkpointing and long sequences more, up to the size of one MLP activation, memory that recomputing "
+        "a layer needs later anyway.",
     )
     offload_layer_inputs: Switch = Field(
         "auto",
         description="Offload the inputs of checkpointed decoder layers, and what attention keeps for their "
         "recomputation, until backward: from a GPU into pinned host memory, overlapping the computation; from a CPU "
-        "into a file. auto: if they would not fit. Needs gradient_checkpointing.",
+        "into a file. auto: only if they would not fit in memory. Needs gradient_checkpointing.",
     )
     offload_prefix_states: Switch = Field(
         "auto",
-        description="The same for keys and values of prompts that run once while their responses follow in chunks, and "
-        "for the fp32 sums of their gradients.",
+        description="Offload keys and values of shared prompts whose responses run in chunks, and the fp32 sums of "
+        "their gradients, as offload_layer_inputs does. auto: only if they would not fit in memory.",
     )
     mlp_tile_rows: Count = Field(
         "auto",
-        description="Rows that MLPs and norms of decoder layers take at a time; 0: all. auto: all, unless they would "
-        "not fit. A checkpointed layer computes its MLP once more in tiles.",
+        description="Tokens that the MLPs and norms of decoder layers process at a time (tiling); 0: all. auto: all, "
+        "unless they would not fit in memory. With gradient_checkpointing, tiling costs one additional recomputation "
+        "of the MLP.",
     )
     vision_piece_tokens: Count = Field(
         "auto",
-        description="Visual tokens that the vision tower makes at a time; 0: all. A frame is never cut. auto: all, "
-        "unless they would not fit. A trained tower computes its pieces again in backward.",
+        description="Visual tokens that the vision tower processes at a time; 0: all. Frames are never split. auto: "
+        "all, unless they would not fit in memory. A trained tower recomputes each piece in backward.",
     )
     offload_folder: str | None = Field(
         None,
-        description="Folder of the file into which a CPU's tensors are offloaded; on a disk, not in memory. None: the "
-        "system's folder for temporary files.",
+        description="Folder of the file to which tensors are offloaded from a CPU; it should be on a disk, not in "
+        "memory. null: the system's folder for temporary files.",
     )
-    trust_remote_code: bool = Field(
-        False, description="Let a hub model run its own Python code. Off unless you say so."
-    )
+    trust_remote_code: bool = Field(False, description="Let a model from the hub run its own Python code.")
     lora: LoraSettings | None = Field(
         None,
         description="Train low-rank adapters (peft) on the frozen language model instead of its weights; {} for the "
-        "defaults. Checkpoints hold the adapter alone, and a KL term's reference is the model without it.",
+        "defaults. Checkpoints contain only the adapter, and the reference of a KL term is the model without it.",
     )
     liger: Switch = Field(
         "auto",
         description="Use liger-kernel's Triton kernels for norms, SwiGLU and rotary positions; its fused loss is never "
-        "used. auto: on a GPU where the package is installed, each part whose outputs and gradients are as near to "
-        "float64 as those of transformers' modules; experts of mixtures stay theirs. true: all parts, or an error.",
+        "used. auto: on a GPU with liger-kernel installed, each kernel whose error against float64 is no larger than "
+        "that of the transformers module it replaces; MoE experts keep transformers' code. true: all kernels, also for "
+        "experts and without this comparison, or an error.",
     )
 
     @property

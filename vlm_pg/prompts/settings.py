@@ -37,18 +37,20 @@ DEFAULT_INSTRUCTIONS: dict[AnswerKind, str] = {
 class PromptSettings(Settings):
     """The words around a question, and how long a prompt may become."""
 
-    system: str = Field("", description="System message; empty: none, which leaves it to the model's chat template.")
+    system: str = Field("", description="System message; empty: none is passed, and the model's chat template decides.")
     instructions: dict[AnswerKind, str] = Field(
         default_factory=lambda: dict(DEFAULT_INSTRUCTIONS),
-        description="What is written under the question, by answer kind; kinds left out keep the built-in text.",
+        description="Text added after the question, by answer kind; kinds left out keep the built-in text.",
     )
     subtitles: bool = Field(
         True,
-        description="Subtitles that a record names stand before its question, those of the clip, with their seconds; "
-        "false: their files are not read.",
+        description="Add the subtitles that a record names before its question: those within the clip, with their "
+        "times. false: subtitle files are not read.",
     )
     max_prompt_tokens: int = Field(
-        16_384, ge=1, description="A longer prompt (text and visual tokens) makes its sample unusable; nothing is cut."
+        16_384,
+        ge=1,
+        description="A sample with a longer prompt (text and visual tokens) is unusable; prompts are never truncated.",
     )
 
     @field_validator("instructions", mode="before")

@@ -14,25 +14,27 @@ from vlm_pg.settings import Settings
 class ServerSettings(Settings):
     """Section ``rollout.server``: an OpenAI-compatible server that samples instead of this process."""
 
-    url: str | None = Field(None, description="Base URL with its version, for example http://127.0.0.1:8000/v1.")
-    model: str | None = Field(None, description="Model name the server knows; default: the first one it lists.")
+    url: str | None = Field(None, description="Base URL including the version, for example http://127.0.0.1:8000/v1.")
+    model: str | None = Field(None, description="Model name at the server; default: the first one it lists.")
     api_key_variable: str = Field(
         "OPENAI_API_KEY",
-        description="Environment variable with the key, sent as bearer token; the key is never stored.",
+        description="Environment variable that holds the key, sent as bearer token; the key is never stored.",
     )
-    timeout_seconds: float = Field(600.0, gt=0.0, description="Longest wait for one whole answer.")
-    max_answer_mb: float = Field(64.0, gt=0.0, description="Longest answer, unpacked, in MiB.")
-    retries: int = Field(3, ge=0, description="Times a request that failed is sent again.")
+    timeout_seconds: float = Field(600.0, gt=0.0, description="Time limit for one complete response.")
+    max_answer_mb: float = Field(
+        64.0, gt=0.0, description="Maximum size of a response body after decompression, in MiB."
+    )
+    retries: int = Field(3, ge=0, description="How often a failed request is repeated.")
     wait_seconds: float = Field(
-        120.0, ge=0.0, description="A server that does not answer is waited for this long before the run stops."
+        120.0, ge=0.0, description="How long to wait for a server that is down before the run stops."
     )
     max_divergence: float | None = Field(
         0.5,
         gt=0.0,
-        description="The run stops where the log-probabilities of a server that tells them differ from the trainer's "
-        "by a larger KL, in nats a token; null: never.",
+        description="The run stops if the KL between the server's log-probabilities, if it reports them, and the "
+        "trainer's is larger, in nats per token; null: never.",
     )
-    concurrency: int = Field(16, ge=1, description="Requests in flight at a time.")
+    concurrency: int = Field(16, ge=1, description="Maximum number of concurrent requests.")
 
     @field_validator("url")
     @classmethod
@@ -72,75 +74,104 @@ class RolloutSettings(Settings):
     """Section ``rollout``."""
 
     engine: Literal["in_process", "server"] = Field(
-        "in_process", description="in_process: the policy itself; server: an OpenAI-compatible one, see rollout.server."
+        "in_process",
+        description="What samples rollouts. in_process: the policy itself. server: an OpenAI-compatible server, see "
+        "rollout.server.",
     )
     num_generations: int = Field(8, ge=1, le=1024, description="Rollouts per question, G.")
-    max_new_tokens: int = Field(768, ge=1, description="Longest response, in tokens, the stop token included.")
-    min_new_tokens: int = Field(0, ge=0, description="No response stops before it has this many tokens.")
+    max_new_tokens: int = Field(768, ge=1, description="Maximum response length in tokens, including the stop token.")
+    min_new_tokens: int = Field(0, ge=0, description="Minimum response length in tokens.")
     temperature: float = Field(1.0, ge=0.0, le=100.0, description="Softmax temperature; 0 is greedy (evaluation only).")
-    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Keep the smallest set of tokens with this probability.")
-    top_k: int = Field(0, ge=0, description="Keep the k most probable tokens; 0 keeps all.")
+    top_p: float = Field(
+        1.0, gt=0.0, le=1.0, description="Sample from the smallest set of tokens with at least this total probability."
+    )
+    top_k: int = Field(0, ge=0, description="Sample from the k most probable tokens; 0: from all.")
     min_p: float = Field(
-        0.0, ge=0.0, le=1.0, description="Keep tokens at least this probable relative to the most probable one."
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Sample from tokens that have at least this share of the probability of the most probable one.",
     )
     repetition_penalty: float = Field(
-        1.0, gt=0.0, description="Divides positive and multiplies negative logits of tokens already in the sequence."
+        1.0,
+        gt=0.0,
+        description="Divides the positive and multiplies the negative logits of tokens that are already in the "
+        "sequence.",
     )
     presence_penalty: float = Field(
         0.0,
         ge=-2.0,
         le=2.0,
-        description="Taken, once, from the logit of every token that the response has already; the prompt's do not "
-        "count.",
+        description="Subtracted once from the logit of every token that is already in the response; tokens of the "
+        "prompt do not count.",
     )
-    stop_token_ids: tuple[int, ...] = Field((), description="End a response, besides the model's own end tokens.")
-    stop_strings: tuple[str, ...] = Field((), description="A response ends with the token that completes one of them.")
+    stop_token_ids: tuple[int, ...] = Field(
+        (), description="Tokens that end a response, in addition to the model's own."
+    )
+    stop_strings: tuple[str, ...] = Field(
+        (), description="A response ends with the token that completes one of these strings."
+    )
     max_batch_rollouts: int = Field(
-        256, ge=1, description="Rollouts decoded together; several groups are decoded in one batch up to this number."
+        256, ge=1, description="Maximum number of rollouts decoded together; a batch may have several groups."
     )
     memory_gb: float | None = Field(
         None,
         gt=0.0,
-        description="GiB for keys and values of prefixes and responses; default: 60% of what is free when it starts.",
+        description="GiB for keys and values of prefixes and responses; default: 60 % of the memory that is free when "
+        "generation starts.",
     )
     cuda_graphs: bool = Field(
-        True, description="On CUDA a decode step is recorded once and replayed, where the model's step can be recorded."
+        True,
+        description="On CUDA, capture the decode step as a CUDA graph and replay it, if the model's step can be "
+        "captured.",
     )
     fused_kernels: bool = Field(
         True,
-        description="On CUDA all of a decode step but matrix products and attention to prompts runs on Triton kernels, "
-        "norms and gates of a prefill too, each where its error is no larger than that of transformers' modules.",
+        description="On CUDA, run all of a decode step except matrix products and attention to prompts on fused Triton "
+        "kernels, and the norms and gates of a prefill too. Each kernel is used only if its error is no larger than "
+        "that of the transformers module it replaces.",
     )
     prefill_tokens: int = Field(
-        16384, ge=64, description="Prompt tokens a prefill pass; longer prompts take several (on CUDA from 1/16 more)."
+        16384,
+        ge=64,
+        description="Prompt tokens per prefill pass; longer prompts take several passes (on CUDA, a prompt up to 1/16 "
+        "longer still takes one).",
     )
     merge_adapter: bool | Literal["auto"] = Field(
         "auto",
-        description="Whether a LoRA adapter is merged into the weights while answers are sampled, which are restored "
-        "bit for bit afterwards. auto: on CUDA, where another copy of the adapted layers fits into memory.",
+        description="Merge a LoRA adapter into the weights during sampling; the weights are restored bit for bit "
+        "afterwards. auto: on CUDA, if a second copy of the adapted layers fits in memory.",
     )
     split: Literal["auto", "questions", "prompts"] = Field(
         "auto",
-        description="With training.sequence_parallel: how the processes that share an update share its generation. "
-        "questions: each samples whole groups of its own questions. prompts: all prefill every prompt together, and "
-        "each samples its part of every group. auto: questions where there are as many as processes.",
+        description="With training.sequence_parallel: how the processes that share an update divide generation. "
+        "questions: each process samples whole groups for its own questions. prompts: all processes prefill every "
+        "prompt together, and each samples a part of every group. auto: questions, if there are at least as many "
+        "questions as processes.",
     )
     divide_prefix: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="With training.sequence_parallel: whether each process keeps its part of a prompt's keys and "
-        "values while the rollouts are decoded, and answers the others' queries. auto: where a prompt does not fit "
-        "into the memory of one process whole.",
+        description="With training.sequence_parallel: whether each process keeps only its part of a prompt's keys and "
+        "values during decoding and computes attention to it for the others. auto: if a whole prompt does not fit in "
+        "the memory of one process.",
     )
     gather: Literal["auto", "all", "layers"] = Field(
         "auto",
-        description="Under ZeRO-3: all weights gathered once for generation, or layer by layer with the ranks in step; "
-        "auto: all if they fit.",
+        description="Under ZeRO-3: gather all weights once for generation (all), or layer by layer with all ranks in "
+        "step (layers). auto: all, if they fit.",
     )
     logprobs: Literal["reuse", "recompute"] = Field(
-        "reuse", description="Log-probabilities of the sampling policy in the loss: of generation, or the update's own."
+        "reuse",
+        description="Which log-probabilities of the sampling policy the loss uses. reuse: those computed in "
+        "generation. recompute: those of the training forward.",
     )
-    mismatch_every: int = Field(50, ge=0, description="Compare the two and log the difference every N steps; 0 never.")
-    server: ServerSettings = Field(default_factory=ServerSettings, description="The server, where one samples.")
+    mismatch_every: int = Field(
+        50,
+        ge=0,
+        description="Compare the log-probabilities of generation and training every N steps and log the difference; 0: "
+        "never.",
+    )
+    server: ServerSettings = Field(default_factory=ServerSettings, description="The server, with engine=server.")
 
     @model_validator(mode="after")
     def _fitting(self) -> RolloutSettings:

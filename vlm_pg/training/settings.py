@@ -23,27 +23,29 @@ class TrainingSettings(Settings):
         20480, ge=1, description="Token budget of one forward and backward; a shared prefix counts once."
     )
     engine: Literal["torch", "deepspeed"] = Field(
-        "torch", description="Who owns optimizer and gradients. torch: all of it on every rank; deepspeed: divided"
+        "torch",
+        description="What holds gradients and optimizer states. torch: every rank holds all of them. deepspeed: they "
+        "are divided over ranks by ZeRO.",
     )
     sequence_parallel: int = Field(
         1,
         ge=1,
-        description="So many processes in a row share the token streams of their updates, each computing its part of "
-        "every prompt and its responses; for prompts beyond one device's memory. It must divide the number of "
-        "processes and fit the model's heads.",
+        description="Number of consecutive processes that share the token streams of their updates; each computes a "
+        "part of every prompt and its responses. For prompts that exceed the memory of one device. It must divide the "
+        "number of processes and fit the model's heads.",
     )
     balance: bool = Field(
         True,
-        description="With several data ranks: rollouts are reassigned before an update, so that all ranks have equal "
-        "work by estimate, and the frames of a tower that trains are divided over all processes. False: each rank "
-        "encodes and trains on what it sampled.",
+        description="With several data ranks: reassign rollouts before an update so that all ranks have equal "
+        "estimated work, and divide the frames for a trained vision tower over all processes. false: each rank encodes "
+        "and trains on what it sampled.",
     )
-    deepspeed_config: str | None = Field(None, description="DeepSpeed JSON file; needed with engine=deepspeed.")
+    deepspeed_config: str | None = Field(None, description="DeepSpeed JSON file; required with engine=deepspeed.")
     checked_updates: int = Field(
         3,
         ge=0,
-        description="With engine=deepspeed: the number of updates after every start in which the optimizer's gradient "
-        "is compared with the computed one, for each weight; a difference ends the run.",
+        description="With engine=deepspeed: in this many updates after every start, the optimizer's gradient of each "
+        "weight is compared with the computed one; a difference ends the run.",
     )
     learning_rate: float = Field(
         LEARNING_RATE,
@@ -53,25 +55,27 @@ class TrainingSettings(Settings):
     )
     learning_rates: dict[Part, PeakRate] = Field(
         {},
-        description="Peak learning rates of parts of the model (tower, merger, language) that have another one than "
-        "learning_rate, such as {tower: 2.0e-7}. Warm-up and schedule scale all alike.",
+        description="Peak learning rates of parts of the model (tower, merger, language) that differ from "
+        "learning_rate, such as {tower: 2.0e-7}. Warm-up and schedule scale all of them alike.",
     )
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
     adam_epsilon: float = Field(1e-8, gt=0.0, description="AdamW's epsilon.")
     weight_decay: float = Field(0.0, ge=0.0, description="AdamW's decoupled weight decay.")
     warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises linearly from 0.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How the learning rate falls after the warm-up, to min_learning_rate_ratio."
+        "constant", description="How the learning rate falls after the warm-up, down to min_learning_rate_ratio."
     )
-    min_learning_rate_ratio: float = Field(0.0, ge=0.0, le=1.0, description="Last learning rate / peak.")
-    max_grad_norm: float = Field(1.0, gt=0.0, description="Gradients are scaled down to this global L2 norm.")
+    min_learning_rate_ratio: float = Field(
+        0.0, ge=0.0, le=1.0, description="Final learning rate as a share of the peak."
+    )
+    max_grad_norm: float = Field(1.0, gt=0.0, description="Gradients are clipped to this global L2 norm.")
     checkpoint_every: int = Field(100, ge=0, description="Steps between checkpoints; 0 saves only the last one.")
-    keep_checkpoints: int = Field(2, ge=1, description="How many of the newest checkpoints stay on disk.")
+    keep_checkpoints: int = Field(2, ge=1, description="Number of newest checkpoints kept on disk.")
     keep_best: Literal["reward", "eval/accuracy"] | None = Field(
         None,
-        description="Metric by which the best checkpoint stays on disk, too. reward: the one with the highest mean "
-        "over the steps since the checkpoint before. eval/accuracy: the one whose weights did best on the headline set "
-        "(eval.every). checkpoints/best leads to it. Default: none.",
+        description="Metric by which the best checkpoint is also kept, as checkpoints/best. reward: the highest mean "
+        "reward over the steps since the previous checkpoint. eval/accuracy: the highest accuracy on the headline set "
+        "(eval.every). Default: none is kept.",
     )
     torch_threads: int | None = Field(None, ge=1, description="CPU threads for torch; default: torch's own choice.")
 

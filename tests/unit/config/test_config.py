@@ -128,7 +128,7 @@ def test_an_unknown_key_is_named_with_its_file_or_with_all_known_ones(tmp_path: 
         ("media.min_frames=40", "media: min_frames is 40 and max_frames is 16"),
         ("model.lora.dropout=0.1", "model.lora.dropout: dropout is 0.1; it must be 0"),
         ("model.lora.rnak=4", "Did you mean model.lora.rank?"),
-        ("model.lora.rank=0", "Rows of A and columns of B"),
+        ("model.lora.rank=0", "rows of A and columns of B"),
         ("model.train=[vision]", "'tower', 'merger' or 'language'"),
         ("model.train=[]", "train is []; it must name one part or more"),
         ("training.learning_rates={towr: 1.0e-6}", "'tower', 'merger' or 'language'"),
