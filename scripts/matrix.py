@@ -2,6 +2,7 @@
 
     python scripts/matrix.py                     all files that have no result for this commit, for up to 55 minutes
     python scripts/matrix.py --minutes 300       the same, for longer
+    python scripts/matrix.py --any-commit        only files that have not passed at any commit
     python scripts/matrix.py tests/numerics      only files below a path
 
 Repeat the command until it prints "complete". Results are rows of docs/matrix.md, one per file, newest result only. A
@@ -18,7 +19,7 @@ import re
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,13 +89,14 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", default=["tests"], help="files or folders of tests; default: tests")
     parser.add_argument("--minutes", type=float, default=55, help="start no file after this time; default: %(default)s")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for one file; default: %(default)s")
+    parser.add_argument("--any-commit", action="store_true", help="skip files that passed at another commit, too")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="files at a time")
     options = parser.parse_args()
     commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
     end = time.monotonic() + options.minutes * 60
     rows = read_rows()
     names = matrix_files(options.paths)
-    passed = {name for name, row in rows.items() if row[2] == commit and row[4] == "0"}
+    passed = {name for name, row in rows.items() if row[4] == "0" and (options.any_commit or row[2] == commit)}
     pending = [name for name in names if name not in passed]
     # The file that took longest last time first, so that no worker is left alone with it at the end.
     pending.sort(key=lambda name: -int(rows[name][6].replace(",", "")) if name in rows else -(10**6))
@@ -105,8 +107,8 @@ def main() -> int:
 
     results: list[Row] = []
     with ThreadPoolExecutor(options.workers) as pool:
-        for row in pool.map(work, pending):
-            if row is not None:
+        for done in as_completed([pool.submit(work, name) for name in pending]):
+            if (row := done.result()) is not None:
                 results.append(row)
                 rows[row[0]] = row
                 write_rows(rows)
