@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from vlm_pg.answers.clauses import affirmed, boxed_statement, clauses, without_lead_in
 from vlm_pg.answers.options import (
     Choices,
+    bare_text,
     choices_of,
     letters_of_text,
     plain_choices,
@@ -82,9 +83,10 @@ def _letters_in(text: str, choices: Choices) -> set[str]:
     sentence = without_marks(plain_short(plain_formula(text)))
     # "The answer is red" says no more than "red".
     short = without_marks(without_lead_in(sentence)) or sentence
-    is_letter = len(short) == 1 and short.isascii() and short.isalpha()
-    if is_letter and (not choices or short.upper() in dict(choices)):
-        return {short.upper()}
+    letter = bare_text(short)  # "(A)." too
+    is_letter = len(letter) == 1 and letter.isascii() and letter.isalpha()
+    if is_letter and (not choices or letter.upper() in dict(choices)):
+        return {letter.upper()}
     by_text = _by_whole_text(short, choices) or _by_whole_text(sentence, choices) or _by_predicate(sentence, choices)
     if by_text:
         return by_text

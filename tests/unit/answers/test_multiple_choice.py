@@ -57,6 +57,12 @@ def test_a_letter_inside_its_own_options_text_is_no_second_letter() -> None:
     assert named_letters("It must be (D) Vitamin C, which is healthy", OPTIONS) == {"D"}
 
 
+@pytest.mark.parametrize("form", ["{}", "({})", "{}.", "({}).", "The answer is ({})."])
+def test_a_letter_alone_is_a_letter_where_it_is_another_options_text(form: str) -> None:
+    options = ("A. B", "B. A", "C. C")
+    assert [named_letters(form.format(letter), options) for letter in "ABC"] == [{"A"}, {"B"}, {"C"}]
+
+
 def test_texts_that_contain_one_another_are_told_apart() -> None:
     options = ("A. red", "B. red car", "C. blue car", "D. car")
     for letter, text in split_options(options):
