@@ -26,9 +26,9 @@ class CacheSettings(Settings):
     max_gb: float = Field(
         100.0,
         gt=0,
-        description="Maximum size of the cache in GiB. The least recently used entries are evicted first. Entries used "
-        "since the run began are kept, and so are those used in the day before, as long as the run still finds some of "
-        "them; but features may always be evicted to make space for frames.",
+        description="Maximum size of the cache in GiB. The least recently used entries are evicted first. Not evicted: "
+        "entries used since the run began, and those of the day before as long as the run still hits some of them. "
+        "Exception: features may always be evicted to make space for frames.",
     )
 
     def impossible(self) -> list[str]:

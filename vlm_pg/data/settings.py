@@ -42,8 +42,8 @@ class DataSettings(Settings):
 
     train: OneOrNamed = Field(
         None,
-        description="Training records: a file (.json, .jsonl or .parquet), or a folder saved by datasets or of Parquet "
-        "shards, as FOLDER or FOLDER:split. Or several sets: name -> records.",
+        description="Training records: a file (.json, .jsonl or .parquet), or a folder of Parquet shards or saved by "
+        "Hugging Face datasets (FOLDER or FOLDER:split). Or several sets: name -> records.",
     )
     eval: dict[str, Path] = Field(
         default_factory=dict, description="Evaluation sets: name -> records, in the same formats."

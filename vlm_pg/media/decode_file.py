@@ -216,10 +216,11 @@ def _within_budget(first: np.ndarray, choice: Choice, settings: MediaSettings, f
 def _check_missing(name: str, header: VideoHeader, index: VideoIndex, settings: MediaSettings) -> None:
     """Refuse a file that was cut off; with last_frame=always also one without the last frame, however long it is."""
     stated_seconds, there_seconds = missing(header, index)
-    if stated_seconds - there_seconds > settings.max_missing_share * stated_seconds:
+    shown_seconds = there_seconds - index.lost_seconds
+    if stated_seconds - shown_seconds > settings.max_missing_share * stated_seconds:
         raise SampleError(
             "truncated_media",
-            f"video '{name}' is cut off: its header states {stated_seconds:.1f} s, {there_seconds:.1f} s are there. "
+            f"video '{name}' is cut off: its header states {stated_seconds:.1f} s, {shown_seconds:.1f} s are there. "
             f"At most a share of {settings.max_missing_share:g} may be missing. Fetch the file again, or raise "
             "media.max_missing_share.",
         )

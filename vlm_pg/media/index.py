@@ -33,8 +33,7 @@ class VideoIndex:
     ``entries``: where decoding may start, ascending by pts; of each, every frame shown from it on comes out right.
     ``key_positions_agree``: whether every flagged key frame is, say, the tenth frame both as stored and as shown, and
     really needs no other frame. A decoder that counts from flagged key frames else returns neighbouring frames.
-    ``video_reach``, ``reach``: from when until when the video's packets, and those of all streams, go, in seconds; the
-    former is shorter by pictures at the start that no decoder shows.
+    ``video_reach``, ``reach``: from when until when the video's packets, and those of all streams, go, in seconds.
     ``flags_are_entries``: whether decoding may start with every flagged key frame, those that are cut away included.
     ``times_hold``: whether a frame that comes with a timestamp is the one shown then. In doubt where a codec that may
     store pictures in another order than they are shown has all in the order of their timestamps: either it stores none
@@ -42,6 +41,7 @@ class VideoIndex:
     come out in another order than that of their timestamps, and where packets hold several pictures (DivX).
     ``starts_at_entry``: whether decoding may start with the first stored packet.
     ``shown_until``: when the last of the frames has been shown for as long as its packet says, in seconds.
+    ``lost_seconds``: how long the pictures at the start last that no decoder shows.
     """
 
     pts: tuple[int, ...]
@@ -54,6 +54,7 @@ class VideoIndex:
     times_hold: bool
     starts_at_entry: bool
     shown_until: float = 0.0
+    lost_seconds: float = 0.0
 
     @property
     def pts_seconds(self) -> list[float]:
@@ -208,9 +209,6 @@ class _Frames:
             self._begin_at(self.late.first)
         if not self.pts:
             raise DecodeFailure("the video stream has no frames")
-        if self.lost_from is not None:
-            lost = float((min(self.pts) - self.lost_from) * time_base)
-            video_reach = (video_reach[0], video_reach[1] - max(0.0, lost))
         self._doubt_flags()
         self.order.end()
         if self.restart is not None:
@@ -242,6 +240,7 @@ class _Frames:
             times_hold=self.order.ascends and not self.mpeg4.is_packed and not (self.may_reorder and self.in_order),
             starts_at_entry=self.start is not None,
             shown_until=float((self.until or 0) * time_base),
+            lost_seconds=0.0 if self.lost_from is None else max(0.0, float((shown[0] - self.lost_from) * time_base)),
         )
 
     def _doubt_flags(self) -> None:

@@ -41,9 +41,9 @@ class MediaSettings(Settings):
     )
     last_frame: Literal["as_sampled", "always"] = Field(
         "as_sampled",
-        description="always: the last sampled frame must be the video's last, for questions about it. Files that end "
-        "more than half a frame (at most 0.05 s) before their header's duration are then rejected, regardless of "
-        "max_missing_share; so are clips and timestamps that end before the last frame.",
+        description="always: reject what would not show the video's last frame, for questions about it: clips and "
+        "timestamps that end before it and, regardless of max_missing_share, files that lack more than half a frame "
+        "(at most 0.05 s) of their header's duration.",
     )
     video_tokens: int | None = Field(
         None,
@@ -94,8 +94,8 @@ class MediaSettings(Settings):
     )
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = Field(
         "auto",
-        description="auto: PyAV. On intact files its frames are exact; most damaged files are rejected, but not all "
-        "(docs/checks.md). decord and torchcodec may also return wrong frames of damaged files (docs/data.md).",
+        description="auto: PyAV. It is exact on intact files and rejects most damaged ones; of the others it may "
+        "return wrong frames, as may decord and torchcodec (docs/data.md).",
     )
     decoder_device: Literal["cpu", "cuda"] = Field(
         "cpu",

@@ -70,8 +70,8 @@ class ModelSettings(Settings):
         "auto", "cpu-flash", "cuda-flash", "cuda-efficient", "flash-attn-2", "flash-attn-3", "flash-attn-4", "oracle"
     ] = Field(
         "auto",
-        description="Attention kernel used by grouped attention. auto chooses by device and dtype, but never "
-        "flash-attn-4, which is a beta.",
+        description="Attention kernel used by grouped attention. auto chooses by device and dtype, never "
+        "flash-attn-4 (a beta) or oracle (a slow reference).",
     )
     positions: PositionRule = Field(
         "qwen",
@@ -86,9 +86,9 @@ class ModelSettings(Settings):
     )
     logits_chunk_mb: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="Memory in MiB for one chunk of fp32 logits; chunks are recomputed in backward. auto: 256; with "
-        "gradient_checkpointing and long sequences more, up to the size of one MLP activation, memory that recomputing "
-        "a layer needs later anyway.",
+        description="Memory in MiB for one chunk of fp32 logits; chunks are recomputed in backward. auto: 256, or more "
+        "with gradient_checkpointing and long sequences, up to the size of one MLP activation, which recomputing a "
+        "layer needs later anyway.",
     )
     offload_layer_inputs: Switch = Field(
         "auto",
@@ -128,7 +128,7 @@ class ModelSettings(Settings):
         description="Use liger-kernel's Triton kernels for norms, SwiGLU and rotary positions; its fused loss is never "
         "used. auto: on a GPU with liger-kernel installed, each kernel whose error against float64 is no larger than "
         "that of the transformers module it replaces; MoE experts keep transformers' code. true: all kernels, also for "
-        "experts and without this comparison, or an error.",
+        "experts, without this comparison; an error if one cannot be used.",
     )
 
     @property
