@@ -88,7 +88,7 @@ def test_the_run_trains_and_names_its_position_rule(folder: Path, uninterrupted:
     assert sum((first[key] != last[key]).any().item() for key in first) > 30
 
     lines = (folder / "printed.txt").read_text().splitlines()
-    assert sum(line.startswith("positions: qwen (tokens after an image or video start past") for line in lines) == 1
+    assert sum(line.startswith("positions: qwen (tokens after an image or video continue past") for line in lines) == 1
 
 
 @pytest.mark.parametrize(

@@ -218,8 +218,8 @@ class Family:
             return f"{rule} (for {self.model_type} {same})"
         if rule == "qwen":
             return (
-                "qwen (tokens after an image or video start past its largest rotary position on any axis, as in vLLM "
-                "and SGLang; transformers 5 ignores a video's time axis)"
+                "qwen (tokens after an image or video continue past its largest rotary position on any axis, as in "
+                "vLLM and SGLang; transformers 5 ignores a video's time axis)"
             )
         return (
             f"transformers (as transformers {version('transformers')}, which ignores a video's time axis; vLLM and "

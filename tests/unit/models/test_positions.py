@@ -202,7 +202,7 @@ def test_seconds_that_transformers_would_cut_are_refused(monkeypatch: pytest.Mon
 
 def test_the_rule_is_described_with_its_consequence_for_servers() -> None:
     family: Any = FAMILIES["qwen2_5_vl"]
-    qwen = "qwen (tokens after an image or video start past its largest rotary position on any axis, as in vLLM"
+    qwen = "qwen (tokens after an image or video continue past its largest rotary position on any axis, as in vLLM"
     assert family.describe_positions("qwen").startswith(qwen)
     installed = f"transformers (as transformers {version('transformers')}, which ignores a video's time axis"
     assert family.describe_positions("transformers").startswith(installed)
