@@ -41,9 +41,9 @@ class MediaSettings(Settings):
     )
     last_frame: Literal["as_sampled", "always"] = Field(
         "as_sampled",
-        description="always: reject what would not show the video's last frame, for questions about it: clips and "
-        "timestamps that end before it and, regardless of max_missing_share, files that lack more than half a frame "
-        "(at most 0.05 s) of their header's duration.",
+        description="always, for questions about a video's last frame: reject clips and timestamps that end before it "
+        "and, regardless of max_missing_share, files that are more than half a frame (0.05 s if that is less) shorter "
+        "than their header states.",
     )
     video_tokens: int | None = Field(
         None,
@@ -94,8 +94,8 @@ class MediaSettings(Settings):
     )
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = Field(
         "auto",
-        description="auto: PyAV. It is exact on intact files and rejects most damaged ones; of the others it may "
-        "return wrong frames, as may decord and torchcodec (docs/data.md).",
+        description="auto: PyAV. It is exact on intact files and rejects most damaged ones; a damaged file that "
+        "is not rejected may give wrong frames, as with decord and torchcodec (docs/data.md).",
     )
     decoder_device: Literal["cpu", "cuda"] = Field(
         "cpu",
