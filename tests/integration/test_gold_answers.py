@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from data_pipelines import gsm8k, math, nextqa
+from data_pipelines.engine.dataset import Row
 from vlm_pg.answers.multiple_choice import split_options
 from vlm_pg.data.records import parse_record
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
@@ -72,9 +73,13 @@ def share_with(rewarder: Rewarder, cases: Sequence[Case], wanted: float) -> tupl
     return 1.0 - len(others) / len(cases), others
 
 
-def jsonl_samples(path: Path, to_record: Callable[[Any, str], dict[str, Any]]) -> list[Sample]:
+def jsonl_samples(path: Path, to_record: Callable[[Row], dict[str, Any]]) -> list[Sample]:
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [parse_record(to_record(json.loads(line), f"row-{number}")) for number, line in enumerate(lines)]
+    return [sample_of(to_record(json.loads(line)), f"row-{number}") for number, line in enumerate(lines)]
+
+
+def sample_of(record: dict[str, Any], name: str) -> Sample:
+    return parse_record({"problem_id": name, "data_type": "video"} | record)
 
 
 def others_answers(samples: Sequence[Sample], is_same: Callable[[str, str], bool], how_many: int) -> Iterator[Case]:
@@ -131,7 +136,7 @@ def plain_number(latex: str) -> Fraction | None:
 
 def test_nextqa(data_dir: Path, rewarder: Rewarder) -> None:
     with (data_dir / "nextqa_val.csv").open(encoding="utf-8", newline="") as file:
-        samples = [parse_record(nextqa.to_record(row, f"{row['video']}_{row['qid']}")) for row in csv.DictReader(file)]
+        samples = [sample_of(nextqa.to_record(row), f"{row['video']}_{row['qid']}") for row in csv.DictReader(file)]
     assert len(samples) == 4996
     right: list[Case] = []
     wrong: list[Case] = []

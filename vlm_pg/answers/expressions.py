@@ -198,7 +198,9 @@ def check_cost(expression: object) -> None:
                 raise TooCostly(f"it has more than {MAX_NODES} parts")
             if isinstance(node, _TASKS):
                 raise TooCostly(f"it has a {type(node).__name__} that is not worked out")
-            if isinstance(node, sympy.MatPow) and not (node.exp.is_Integer and abs(node.exp) <= MAX_POWER_OF_SUM):
+            # The parser gives a matrix to a power as either.
+            is_power = isinstance(node, sympy.MatPow | sympy.Pow) and getattr(node.base, "is_Matrix", False)
+            if is_power and not (node.exp.is_Integer and abs(node.exp) <= MAX_POWER_OF_SUM):
                 raise TooCostly(f"it has a matrix to a power other than a whole number up to {MAX_POWER_OF_SUM}")
             if isinstance(node, sympy.Expr) and not isinstance(node, MatrixBase | sympy.MatPow):
                 digits(node)

@@ -162,6 +162,7 @@ def test_gold_that_says_which_is_the_answer_is_read(gold: str, answer: str):
         ("100000000!", "factorial"),
         ("((5!)!)!", "factorial"),
         ("(x+y)^{1000}", "sum to a power"),
+        ("\\begin{pmatrix}1&2\\\\3&e\\end{pmatrix}^{1000}", "a matrix to a power other than a whole number up to"),
         ("\\sin(10^{100})", "more than 20 digits"),
         # The ends of an interval would be compared while it is read.
         ("[\\sin(10^{99999999}), 1]", "more than 3000 digits"),
