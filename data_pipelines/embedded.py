@@ -23,7 +23,7 @@ from vlm_pg.data.records import write_records
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing
 from vlm_pg.progress import Bar
-from vlm_pg.rewards.gold import gold_faults
+from vlm_pg.rewards.rewarder import gold_faults
 from vlm_pg.types import MediaRef, Sample
 
 SOURCE, PIPELINE = "flashes", "embedded"

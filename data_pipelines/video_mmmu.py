@@ -45,8 +45,8 @@ from data_pipelines.engine.answers import answered, lettered, open_answer
 from data_pipelines.engine.command import pipeline
 from data_pipelines.engine.dataset import DataSet, Form, Row, files_beside, read_rows
 from data_pipelines.engine.fields import answer_text, called, named, published, text_of, texts_of, unusable, video_file
+from vlm_pg.data.fields import have_letters
 from vlm_pg.data.files import RecordLocation
-from vlm_pg.data.gold import have_letters
 
 _TRACKS = ("Perception", "Comprehension", "Adaptation")
 _WITH_PICTURE = "Adaptation"

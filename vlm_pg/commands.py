@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import argparse
 import ast
+import atexit
+import gc
 import importlib
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm_pg.errors import CheckpointError, ConfigError
 from vlm_pg.files import file_errors_explained
-from vlm_pg.imports import imported_at_once
 from vlm_pg.observe.text import visible
 
 if TYPE_CHECKING:
@@ -30,11 +32,31 @@ CHECKPOINTS, REPORT, PIPELINES = "checkpoints", "report.json", "data_pipelines"
 _EVAL_TARGETS = "Give a checkpoint, a run's folder, or a model folder together with --config CONFIG."
 
 
+@contextmanager
+def imported_at_once() -> Iterator[None]:
+    """Pause the garbage collector during a command's imports, and freeze the imported objects afterwards.
+
+    Libraries create hundreds of thousands of objects; scanning them takes a sixth of the start. No effect if torch is
+    imported already, since this process is then not a command's own. Nothing is frozen if torch is still to come: it
+    would be little, and ``bench paper`` freezes everything itself during its counts.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if "torch" in sys.modules:
+            gc.freeze()
+            # Objects still frozen at exit count as leaked, which some libraries report.
+            atexit.register(gc.unfreeze)
+        gc.enable()
+
+
 def train(arguments: argparse.Namespace) -> int:
     _use_expandable_segments()
-    from vlm_pg.config import load_config
-
-    config = load_config(arguments.config, arguments.overrides)
+    config = _config(arguments.config, arguments.overrides)
     check_data(config, train=True, evaluation=bool(config.eval.before or config.eval.after or config.eval.every))
     with imported_at_once():
         from vlm_pg.training.main import train
@@ -62,16 +84,13 @@ def prepare(arguments: argparse.Namespace) -> int:
     if code:
         return code
     from vlm_pg.check.command import check
-    from vlm_pg.config import load_config
 
-    is_usable = check(_config_of_prepared(load_config(known.check), known.out), out=known.out / "check")
+    is_usable = check(_config_of_prepared(_config(known.check), known.out), out=known.out / "check")
     return EXIT_OK if is_usable else EXIT_FOUND
 
 
 def check(arguments: argparse.Namespace) -> int:
-    from vlm_pg.config import load_config
-
-    data, config = arguments.data, load_config(arguments.config, arguments.overrides)
+    data, config = arguments.data, _config(arguments.config, arguments.overrides)
     if data is None:
         check_data(config, train=True, evaluation=True)
     from vlm_pg.check.command import check
@@ -87,10 +106,8 @@ def eval(arguments: argparse.Namespace) -> int:
         return _eval_prompts(arguments.prompts, arguments.config, target, overrides)
     if arguments.like is not None:
         return _eval_like(arguments.like, target, arguments.config, overrides)
-    from vlm_pg.config import load_config
-
     config_path, checkpoint = _choose_evaluation(target, arguments.config, arguments.default_run)
-    config = load_config(config_path, overrides)
+    config = _config(config_path, overrides)
     check_data(config, evaluation=True)
     with imported_at_once():
         from vlm_pg.eval.main import evaluate
@@ -125,7 +142,7 @@ def report(arguments: argparse.Namespace) -> int:
             f"Give one, for example {arguments.default_run}."
         )
     if (arguments.run_dir / "result.json").is_file():
-        from vlm_pg.eval.report import write_eval_report
+        from vlm_pg.eval.report.page import write_eval_report
 
         written = write_eval_report(arguments.run_dir, compare=arguments.compare, checkpoints=arguments.steps)
         from vlm_pg.eval.figure_lines import comparison_lines
@@ -139,7 +156,7 @@ def report(arguments: argparse.Namespace) -> int:
             f"{arguments.run_dir} has no result.json. --compare and --steps are for the folders of evaluations, such "
             f"as {arguments.default_run}/eval-step-000100. Give one."
         )
-    from vlm_pg.observe.report import write_report
+    from vlm_pg.observe.report.page import write_report
 
     print(visible(str(write_report(arguments.run_dir))))
     return EXIT_OK
@@ -152,9 +169,7 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    from vlm_pg.config import load_config
-
-    config = load_config(arguments.config, arguments.overrides)
+    config = _config(arguments.config, arguments.overrides)
     check_data(config, train=True)
     with imported_at_once():
         from vlm_pg.verify.main import verify
@@ -169,33 +184,29 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.config is None:
         print_published(arguments.gpu)
         return EXIT_OK
-    from vlm_pg.config import load_config
-
-    config = load_config(arguments.config, arguments.overrides)
+    config = _config(arguments.config, arguments.overrides)
     gpus = arguments.gpus or (1 if config.training.engine == "torch" else 8)
     return EXIT_OK if plan(config, arguments.gpu, gpus) else EXIT_TOO_LARGE
 
 
 def cache(arguments: argparse.Namespace) -> int:
     if arguments.action == "fill":
-        from vlm_pg.config import load_config
-
-        config = load_config(arguments.target, arguments.overrides)
+        config = _config(arguments.target, arguments.overrides)
         with imported_at_once():
             from vlm_pg.training.cache_fill import fill
 
         fill(config)
         return EXIT_OK
-    from vlm_pg.cache import command
+    from vlm_pg.cache import store
 
     if arguments.action == "stats":
-        command.print_stats(arguments.target)
+        store.print_stats(arguments.target)
     elif arguments.action == "verify":
-        command.print_verified(arguments.target)
+        store.print_verified(arguments.target)
     elif arguments.max_gb is None or arguments.max_gb < 0:
         raise ConfigError("prune needs --max-gb. The GiB that may stay are expected, 0 to empty the cache. Give it.")
     else:
-        command.print_pruned(arguments.target, arguments.max_gb)
+        store.print_pruned(arguments.target, arguments.max_gb)
     return EXIT_OK
 
 
@@ -203,6 +214,12 @@ def doctor(arguments: argparse.Namespace) -> int:
     from vlm_pg.doctor import run_doctor
 
     return EXIT_OK if run_doctor() else EXIT_NOT_READY
+
+
+def _config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    from vlm_pg.config import load_config
+
+    return load_config(path, overrides)
 
 
 def _use_expandable_segments() -> None:
@@ -265,15 +282,13 @@ def _eval_like(result: Path, target: str | None, config_path: Path | None, overr
 
 
 def _eval_prompts(name: str, config_path: Path | None, target: str | None, overrides: list[str]) -> int:
-    from vlm_pg.config import load_config
-
     path = config_path or (None if target is None else Path(target))
     if path is None:
         raise ConfigError(
             "--prompts writes the prompts of a set, as a configuration says. Give it with --config CONFIG, for example "
             "configs/eval/video_r1.yaml."
         )
-    config = load_config(path, [*overrides, f"eval.sets=[{name}]"])
+    config = _config(path, [*overrides, f"eval.sets=[{name}]"])
     from vlm_pg.eval.prompts_only import write_prompts
 
     for written in write_prompts(config, Path(config.run.dir) / "prompts").values():

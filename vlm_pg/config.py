@@ -111,11 +111,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def config_of(values: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration that a file (``path``) contains in full.
-
-    Raises:
-        ConfigError: as ``load_config``.
-    """
+    """The configuration that a file (``path``) contains in full. Raises ConfigError: as ``load_config``."""
     tree = ConfigTree()
     tree.merge(values, str(path))
     return _validated(tree, overrides, path)

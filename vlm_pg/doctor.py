@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from vlm_pg.memory import GIB, host_bytes
 from vlm_pg.threads import usable_cores
+from vlm_pg.versions import version_of
 
 Status = Literal["ok", "note", "missing"]
 INSTALL = "Run bash scripts/train_video.sh, which installs it, or pip install -c constraints.txt -e ."
@@ -95,7 +96,7 @@ def _machine() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     for requirement in _required():
-        name, version = requirement.name, _version(requirement.name)
+        name, version = requirement.name, version_of(requirement.name)
         if version is None:
             yield Finding(name, "missing", "not installed", INSTALL)
         elif not requirement.specifier.contains(version, prereleases=True):
@@ -103,7 +104,7 @@ def _packages() -> Iterator[Finding]:
         else:
             yield Finding(name, "ok", version)
     for name, remedy in _OPTIONAL.items():
-        version = _version(name) or _version(_ALSO_AS.get(name, name))
+        version = version_of(name) or version_of(_ALSO_AS.get(name, name))
         yield Finding(name, "ok", version) if version else Finding(name, "note", "not installed", remedy)
 
 
@@ -129,7 +130,7 @@ def _decoders() -> Iterator[Finding]:
     )
     for name, package, status, remedy in decoders:
         problem = _import_problem(package)
-        ok = Finding(name, "ok", f"{_version(package)} reads video")
+        ok = Finding(name, "ok", f"{version_of(package)} reads video")
         yield ok if problem is None else Finding(name, status, problem, f"{remedy} {INSTALL}")
 
 
@@ -166,13 +167,6 @@ def _devices_and_kernels() -> Iterator[Finding]:
         yield Finding(f"kernel {name}", "ok" if reason is None else "note", detail)
     if all(reason is not None for reason in reasons.values()):
         yield Finding("kernels", "missing", "no attention kernel runs here", INSTALL)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _import_problem(module: str) -> str | None:

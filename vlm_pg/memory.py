@@ -43,11 +43,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_host_bytes() -> int:
-    """Memory that this process's container can still take.
-
-    Raises:
-        OSError: not on Linux.
-    """
+    """Memory that this process's container can still take. Raises OSError: not on Linux."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     try:

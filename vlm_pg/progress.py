@@ -8,11 +8,7 @@ from typing import Any, Self
 
 
 class Bar:
-    """Counts towards a total; a context manager.
-
-    Args:
-        label: of the line or bar.
-    """
+    """Counts towards a total; a context manager. ``label``: of the line or bar."""
 
     def __init__(self, label: str, total: int):
         self._label, self._total = label, total

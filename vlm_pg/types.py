@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from vlm_pg.models.recorded import RecordedForward
+
 MediaKind = Literal["image", "video"]
 AnswerKind = Literal[
     "multiple_choice",
@@ -272,6 +274,7 @@ class Rollout:
     ``sampling_logprobs`` float32 [R]: under the distribution it was drawn from, after all filters and penalties.
     ``entropies`` float32 [R], nats: of the policy at the sampling temperature, before filters.
     The last two are None where the engine does not know them.
+    ``forward``: what sampling computed of it, where the update starts from that (``RecordedForward``).
     """
 
     token_ids: torch.Tensor
@@ -280,6 +283,7 @@ class Rollout:
     text: str = ""
     sampling_logprobs: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
+    forward: RecordedForward | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -327,8 +331,16 @@ class RolloutGroup:
 
     @property
     def response_group(self) -> ResponseGroup:
-        """The prompt and the token ids of all rollouts."""
-        return ResponseGroup(self.prompt, tuple(rollout.token_ids for rollout in self.rollouts))
+        """The prompt and the token ids of all rollouts; with their recorded forwards, if all have one."""
+        found = tuple(rollout.forward for rollout in self.rollouts if rollout.forward and rollout.forward.prompt)
+        forwards = found if len(found) == len(self.rollouts) else ()
+        return ResponseGroup(self.prompt, tuple(rollout.token_ids for rollout in self.rollouts), forwards)
+
+    def release_forwards(self, pruned_only: bool = False) -> None:
+        """Free what was recorded of all rollouts, or of the pruned ones."""
+        for rollout, weight in zip(self.rollouts, self.rollout_weights, strict=True):
+            if rollout.forward is not None and not (pruned_only and weight):
+                rollout.forward.release()
 
     def only_kept(self) -> RolloutGroup:
         """The group without pruned rollouts."""
@@ -336,8 +348,9 @@ class RolloutGroup:
         return self if all(weights) else self.only([index for index, weight in enumerate(weights) if weight])
 
     def without_features(self) -> RolloutGroup:
-        """The group without the prompt's visual features, which are large."""
-        return replace(self, prompt=replace(self.prompt, features=None))
+        """The group without the prompt's visual features and recorded forwards, which are large."""
+        rollouts = tuple(replace(rollout, forward=None) for rollout in self.rollouts)
+        return replace(self, prompt=replace(self.prompt, features=None), rollouts=rollouts)
 
     def only(self, indices: Sequence[int]) -> RolloutGroup:
         """The group with some of its rollouts, and all that belongs to them."""
@@ -351,8 +364,10 @@ class RolloutGroup:
 class ResponseGroup:
     """A prompt and the token ids of its responses, as ``Policy.logprobs`` takes them.
 
-    ``responses``: int64 [R_g] each, at least one token long.
+    ``responses``: int64 [R_g] each, at least one token long. ``forwards``: of each what sampling computed under the
+    present weights, where a pass with gradient is to start from that; empty: it computes everything itself.
     """
 
     prompt: Prompt
     responses: tuple[torch.Tensor, ...]
+    forwards: tuple[RecordedForward, ...] = field(default=(), compare=False, repr=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
-from importlib.metadata import PackageNotFoundError, version
 
 PACKAGES = (
     "vlm-pg",
@@ -21,10 +21,12 @@ PACKAGES = (
 
 def versions() -> dict[str, str]:
     """Python's version and those of ``PACKAGES``, by name; "not installed" where one is not."""
-    found = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {"python": sys.version.split()[0], **{name: version_of(name) or "not installed" for name in PACKAGES}}
+
+
+def version_of(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from data_pipelines.engine.fields import plain_number, unusable
 from vlm_pg.answers.options import same_text
-from vlm_pg.data.gold import answers_in, close_gap, have_letters, is_gap, unglued
+from vlm_pg.data.fields import answers_in, close_gap, have_letters, is_gap, unglued
 from vlm_pg.data.tables import Label
 from vlm_pg.types import MEDIA_MARKS
 

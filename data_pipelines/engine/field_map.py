@@ -23,8 +23,7 @@ from data_pipelines.engine.answers import (
 from data_pipelines.engine.dataset import TABLES, Row, Split, one_question
 from data_pipelines.engine.fields import answer_text, called, listed, plain_number, unusable
 from vlm_pg.config_files import nearest_keys, read_tree
-from vlm_pg.data.fields import Unreadable
-from vlm_pg.data.gold import answer_kind_of, close_gap, option_texts, options_of
+from vlm_pg.data.fields import Unreadable, answer_kind_of, close_gap, option_texts, options_of
 from vlm_pg.data.tables import Label
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.settings import Settings

@@ -24,7 +24,7 @@ from vlm_pg.media.paths import resolve
 from vlm_pg.processes import outlive_signals
 from vlm_pg.progress import Bar
 from vlm_pg.rewards import Rewarder, RewardSettings
-from vlm_pg.rewards.gold import gold_faults
+from vlm_pg.rewards.rewarder import gold_faults
 from vlm_pg.rewards.settings import CheckerSettings
 from vlm_pg.types import BadSample, Sample
 

@@ -272,7 +272,7 @@ def write_all(
                     continue
                 one = fault
             tally.refuse(one)
-            refused.write(line_of(one).encode(errors="backslashreplace"))
+            refused.write(line_of(one))
     ordered = [writers[split] for split in splits if split in writers]
     files = {name: count for writer in ordered for name, count in writer.close().items()}
     return {**files, REFUSED: sum(tally.refused.values()), REPEATED: sum(tally.repeated.values())}

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.support.browser import PROGRAM, Browser, browser
 from tests.support.eval_results import output, question, write_results
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.report import write_eval_report
+from vlm_pg.eval.report.page import write_eval_report
 
 _WORDS, _LETTERS = 4000, "etaoinshrdlucmfwypvbgkjqxz"
 _CATEGORIES = ("order", "count", "place", "cause", "object")

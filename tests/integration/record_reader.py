@@ -17,7 +17,7 @@ from typing import Any
 from tests.support.record_files import good, healthy
 from tests.support.watch import descriptors, settled_descriptors
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.data.gold import WRITTEN_NAMES
+from vlm_pg.data.fields import WRITTEN_NAMES
 from vlm_pg.data.records import parse_record, read_records, to_record
 from vlm_pg.errors import MESSAGE_LIMIT, VlmPgError
 from vlm_pg.rewards import Response, Rewarder, RewardSettings

@@ -13,7 +13,7 @@ from tests.support.damages import CHECKPOINT_FILES, NEWEST, STATES, Damage, all_
 from tests.support.runs import read_lines
 from tests.support.short_run import STEPS, contents, short_run, train_here
 from vlm_pg.files import parse_json_line
-from vlm_pg.observe.report import write_report
+from vlm_pg.observe.report.page import write_report
 
 DAMAGES = all_damages()
 

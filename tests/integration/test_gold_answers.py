@@ -14,7 +14,7 @@ import pytest
 
 from data_pipelines import gsm8k, math, nextqa
 from data_pipelines.engine.dataset import Row
-from vlm_pg.answers.multiple_choice import split_options
+from vlm_pg.answers.choices import split_options
 from vlm_pg.data.records import parse_record
 from vlm_pg.rewards import Response, Rewarder, RewardSettings
 from vlm_pg.types import Sample

@@ -9,7 +9,7 @@ import pytest
 from tests.support.processes import launch_ranks
 from tests.support.runs import read_lines
 from tests.support.short_run import short_run
-from vlm_pg.observe.report import write_report
+from vlm_pg.observe.report.page import write_report
 
 OWN_LOSS = '''
 import os

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.processes import ModuleProcess, launch_ranks
 from tests.support.short_run import short_run, train_here
-from vlm_pg.observe.report import write_report
+from vlm_pg.observe.report.page import write_report
 
 pytestmark = pytest.mark.matrix
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.groups import make_case
 from vlm_pg.config import RunConfig
-from vlm_pg.data.order import EpochOrder
+from vlm_pg.data.sample_sets import EpochOrder
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.parts import Response
 from vlm_pg.rollout.engine import RolloutEngine

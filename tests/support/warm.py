@@ -7,7 +7,7 @@ runs by its name belongs here: runpy warns of one that is imported already.
 
 from importlib import import_module
 
-from vlm_pg.imports import imported_at_once
+from vlm_pg.commands import imported_at_once
 
 COSTLY = (
     "vlm_pg.training.main",

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from vlm_pg.imports import imported_at_once
+from vlm_pg.commands import imported_at_once
 
 PROGRAM = """
 import gc
-from vlm_pg.imports import imported_at_once
+from vlm_pg.commands import imported_at_once
 
 full = []
 gc.callbacks.append(lambda phase, what: full.append(what["generation"]))
@@ -35,7 +35,7 @@ def test_a_command_that_imports_torch_later_leaves_nothing_out() -> None:
     """``vlm-pg bench``, which imports torch after its options are read."""
     program = """
 import gc, sys
-from vlm_pg.imports import imported_at_once
+from vlm_pg.commands import imported_at_once
 
 with imported_at_once():
     import vlm_pg.bench.step

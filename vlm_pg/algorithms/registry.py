@@ -45,11 +45,7 @@ ESTIMATORS: Mapping[str, Entry] = {BASELINE_AND_SCALE: Entry("vlm_pg.algorithms.
 
 
 def known_or_own(name: str, known: Mapping[str, Entry], what: str) -> str:
-    """``name``, if it is an entry or has the form of a function's path.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """``name``, if it is an entry or has the form of a function's path. Raises ValueError: it is neither."""
     if name in known or ":" in name:
         return name
     raise ValueError(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vlm_pg.answers.box import check_box
-from vlm_pg.answers.multiple_choice import check_multiple_choice, check_multiple_select
+from vlm_pg.answers.choices import check_multiple_choice, check_multiple_select, check_yes_no
 from vlm_pg.answers.numbers import check_mean_relative_accuracy, check_numerical, check_regression
+from vlm_pg.answers.overlap import check_box, check_time_span
 from vlm_pg.answers.pool import Call, Outcome
 from vlm_pg.answers.texts import check_exact, check_free_form, check_ocr
-from vlm_pg.answers.time_span import check_time_span
 from vlm_pg.answers.verdict import GraderSettings, Verdict
-from vlm_pg.answers.yes_no import check_yes_no
 from vlm_pg.types import AnswerKind, Sample
 
 Checker = Callable[[str, Sample, GraderSettings], Verdict]

@@ -200,7 +200,8 @@ def same_but_for_case(left: str, right: str, *, formulas: bool = False) -> bool:
     if left.casefold() != right.casefold():
         return False
     formulas = formulas or is_formula(left) or is_formula(right)
-    if not formulas and any(map(_is_shouted, (left, right))):
+    runs_in_capitals = (run for text in (left, right) if text.isupper() for run in _RUN.findall(text))
+    if not formulas and any(len(run) > _LONGEST_SYMBOL for run in runs_in_capitals):
         return True
     runs = zip(_RUN.findall(left), _RUN.findall(right), strict=False)
     return all(_same_run(one, other, in_formula=formulas) for one, other in runs)
@@ -214,7 +215,3 @@ def _same_run(left: str, right: str, *, in_formula: bool) -> bool:
     if len(left) > _LONGEST_SYMBOL or not left.isascii() or left.casefold() in _SAME_WORDS:
         return True
     return not in_formula and (left.islower() or right.islower())
-
-
-def _is_shouted(text: str) -> bool:
-    return text.isupper() and any(len(run) > _LONGEST_SYMBOL for run in _RUN.findall(text))

@@ -15,14 +15,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
 
-from vlm_pg.answers.box import parse_boxes
+from vlm_pg.answers.choices import letters_in, selected_letters, stated_sides
 from vlm_pg.answers.clauses import affirmed, clauses, without_lead_in
 from vlm_pg.answers.grading import CHECKERS, PREPARE, mathematics_call, mathematics_verdict
 from vlm_pg.answers.latex import statement, unspaced, words
-from vlm_pg.answers.multiple_choice import letters_in, selected_letters
 from vlm_pg.answers.numbers import ParsedNumber, in_unit_of, read_quantity, with_digits, without_quantities
 from vlm_pg.answers.options import Choices, bare_text, choices_of, same_text
 from vlm_pg.answers.outputs import ParsedOutput, field_of_object, parse_output, without_formatting
+from vlm_pg.answers.overlap import parse_boxes, parse_spans
 from vlm_pg.answers.plain_text import boxed, is_formula, plain, same_but_for_case, without_marks
 from vlm_pg.answers.pool import CheckerPool
 from vlm_pg.answers.statements import (
@@ -37,10 +37,8 @@ from vlm_pg.answers.statements import (
     stems,
     without_reason,
 )
-from vlm_pg.answers.time_span import parse_spans
 from vlm_pg.answers.units import Unit, parse_unit
 from vlm_pg.answers.verdict import GraderSettings, Reading, Verdict
-from vlm_pg.answers.yes_no import stated_sides
 from vlm_pg.types import NONE_RIGHT, AnswerKind, Sample
 
 _FEW_WORDS = 4

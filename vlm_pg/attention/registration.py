@@ -18,7 +18,14 @@ ROUTED = "vlm_pg_attention_routed"
 
 
 class AttentionContext(Protocol):
-    """What one forward pass does in the token-mixing part of each layer."""
+    """What one forward pass does in the token-mixing part of each layer.
+
+    ``recorder``: a ``ForwardRecorder`` that collects what this pass computes; ``recorded``: the ``RecordedStream`` of
+    such passes, whose layers run in backward only. Both None in most passes.
+    """
+
+    recorder: Any
+    recorded: Any
 
     def attend(self, layer_index: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Full attention: q [rows, N, H], k, v [rows, K, H] of the rows this layer runs on -> [rows, N, H]."""

@@ -13,7 +13,6 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -25,6 +24,7 @@ from vlm_pg.memory import GIB, host_bytes
 from vlm_pg.models.memory_sizes import LanguageShape
 from vlm_pg.plan.shape import PUBLISHED
 from vlm_pg.threads import usable_cores
+from vlm_pg.versions import version_of
 
 FORMAT = 2
 PACKAGES = ("torch", "transformers", "prefix-grouper", "flash-attn")
@@ -383,7 +383,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_gib": round(host_bytes() / GIB, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
     }
     import torch
 
@@ -400,10 +400,3 @@ def _processor() -> str:
         lines = []
     names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

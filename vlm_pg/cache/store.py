@@ -15,6 +15,7 @@ import json
 import os
 import stat
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from vlm_pg.cache.eviction import SUFFIX, EntryFile, Outcome, Room, entry_files
+from vlm_pg.cache.eviction import SUFFIX, EntryFile, Outcome, Room, entry_files, prune
+from vlm_pg.cache.notes import warn_once
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import parse_json_line, replacing, write_bytes_atomic
 
@@ -217,6 +219,28 @@ class Store:
         self.uses.written += 1
         return Outcome.STORED
 
+    def keep(self, key: str, entry: Entry, what: str, made: str) -> Outcome | None:
+        """``write``, with a warning where the disk fails (None) or is full.
+
+        Args:
+            what, made: of the warning: "frames" are "decoded" again.
+        """
+        try:
+            outcome = self.write(key, entry)
+        except OSError as error:
+            warn_once(
+                f"cache.folder '{self.folder}' cannot be written ({error.strerror or error}): {what} are {made} again. "
+                "Make room, or lower cache.max_gb."
+            )
+            return None
+        if outcome is Outcome.FULL:
+            warn_once(
+                f"cache.folder '{self.folder}' has no room for more {what} within cache.max_gb (what this run has used "
+                f"is not thrown out): those that do not fit are {made} every time. Raise cache.max_gb, or make room "
+                "with vlm-pg cache prune."
+            )
+        return outcome
+
     def _path(self, key: str) -> Path:
         return self.folder / self.kind / key[:2] / f"{key}{SUFFIX}"
 
@@ -267,3 +291,56 @@ def open_folder(folder: Path) -> None:
             f"cache.folder '{folder}' is a cache of version {printable(str(version), 50)}. This program keeps version "
             f"{VERSION}. Choose another folder, or remove this one."
         )
+
+
+_GIB = 2**30
+
+
+def print_stats(folder: Path) -> None:
+    """Entries, bytes and last use of each kind."""
+    _check(folder)
+    counts: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, time.time(), 0.0])
+    for stored in entry_files(folder):
+        found = counts[stored.kind]
+        found[0] += 1
+        found[1] += stored.size
+        found[2], found[3] = min(found[2], stored.used), max(found[3], stored.used)
+    for kind, (count, size, oldest, newest) in sorted(counts.items()):
+        first, last = (time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) for seconds in (oldest, newest))
+        used = f"last used between {first} and {last}"
+        print(f"{kind:10} {int(count):9,} entries {size / _GIB:10.3f} GiB, {used}")
+    if not counts:
+        print(f"{folder} is empty")
+
+
+def print_verified(folder: Path) -> None:
+    """Read every entry and remove the damaged ones."""
+    _check(folder)
+    whole = damaged = 0
+    for stored, is_whole in verify(folder):
+        whole, damaged = whole + is_whole, damaged + (not is_whole)
+        if not is_whole:
+            print(f"damaged, removed: {printable(str(stored.path), 300)}")
+        if (whole + damaged) % 1000 == 0:
+            print(f"{whole + damaged:,} read", flush=True)
+    print(f"{whole:,} entries are as they were written, {damaged:,} were damaged and are removed: they are made again")
+
+
+def print_pruned(folder: Path, max_gb: float) -> None:
+    """Evict the least recently used entries."""
+    _check(folder)
+    pruned = prune(folder, int(max_gb * _GIB))
+    if pruned is None:
+        raise ConfigError(
+            f"Another process throws out entries of '{printable(str(folder), 300)}' at this moment. Nothing was done. "
+            "Try again."
+        )
+    print(f"{pruned.count:,} entries evicted, {pruned.freed / _GIB:.3f} GiB freed")
+
+
+def _check(folder: Path) -> None:
+    if not (folder / MARK).is_file():
+        raise ConfigError(
+            f"'{printable(str(folder), 300)}' is no cache. The folder that cache.folder names is expected. Correct it."
+        )
+    open_folder(folder)

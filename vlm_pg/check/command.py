@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from vlm_pg.check.findings import REFUSED, WARNED, Finding, SetTally, lines, write_reports
-from vlm_pg.check.leakage import LeakageCheck
 from vlm_pg.check.lengths import LengthRules, PromptLengths
-from vlm_pg.check.records import RecordChecker
+from vlm_pg.check.records import LeakageCheck, RecordChecker
 from vlm_pg.check.sets import CheckedSet, MediaSource, Presentation, Prober, mixture_fault, sets_of, too_many_bad
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import line_of
@@ -56,8 +55,7 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
     console = Console(enabled=True)
     model = WeightlessPolicy(config.model)
     keep = decode and config.cache.folder is not None and config.cache.frames
-    for line in _introduction(config, data, decode, keep):
-        console.info(line)
+    console.info(*_introduction(config, data, decode, keep))
     tallies: list[SetTally] = []
     tokenizer = getattr(model.processor, "tokenizer", model.processor)
     with ExitStack() as stack:
@@ -76,10 +74,8 @@ def check(config: RunConfig, data: Path | None = None, decode: bool = False, out
             prefix = f"{one.name}, " if len(sets) > 1 else ""
             check_set(one, tallies[-1], ledger, prober, checker, on_finding, prefix)
     ends = [] if data is not None else too_many_bad(config.data, sets, tallies)
-    for line in (line for tally in tallies for line in lines(tally)):
-        console.info(line)
-    for line in ends:
-        console.warn(line)
+    console.info(*(line for tally in tallies for line in lines(tally)))
+    console.warn(*ends)
     bad, warnings = sum(one.with_errors for one in tallies), sum(one.warnings.counts.total() for one in tallies)
     end = f"{bad:,} record(s) cannot be used as they are" if bad else "every record can be used"
     end += "; a run would end at once" if ends else ""
@@ -258,6 +254,4 @@ def _written(out: Path | None) -> Iterator[Callable[[Finding], object]]:
         return
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / REFUSED, durable=False) as refused, replacing(out / WARNED, durable=False) as warned:
-        yield lambda finding: (refused if finding.is_error else warned).write(
-            line_of(finding.bad).encode(errors="backslashreplace")
-        )
+        yield lambda finding: (refused if finding.is_error else warned).write(line_of(finding.bad))

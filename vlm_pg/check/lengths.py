@@ -57,11 +57,7 @@ class Measurer:
         )
 
     def length(self, sample: Sample, facts: Sequence[MediaFacts]) -> Length:
-        """Of one prompt.
-
-        Raises:
-            ModelError: the sample has media and the model reads text alone.
-        """
+        """Of one prompt. Raises ModelError: the sample has media and the model reads text alone."""
         tokens = None
         try:
             prompt = self._measure.measure(sample, facts)

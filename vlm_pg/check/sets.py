@@ -12,9 +12,8 @@ from vlm_pg.check.findings import SetTally
 from vlm_pg.check.lengths import LengthRules
 from vlm_pg.data.dedup import Ledger
 from vlm_pg.data.files import count_raw
-from vlm_pg.data.order import check_weights
 from vlm_pg.data.records import stream_records
-from vlm_pg.data.sample_sets import is_prepared, named
+from vlm_pg.data.sample_sets import check_weights, is_prepared, named
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.media.decode_file import MediaFacts

@@ -10,16 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vlm_pg.errors import ConfigError, TooManyBadSamples
+from vlm_pg.files import json_line
 from vlm_pg.types import BadSample
 
 
-def line_of(bad: BadSample) -> str:
-    """The fault as a line of JSON. Write it with ``errors="backslashreplace"``: lone surrogates, as in file names that
-    are not UTF-8, become JSON's escapes, and are read back equal."""
-    fields = asdict(bad)
-    if not bad.trace:
-        del fields["trace"]
-    return json.dumps(fields, ensure_ascii=False) + "\n"
+def line_of(bad: BadSample) -> bytes:
+    """The fault as a line of JSON, without an empty trace."""
+    return json_line({name: text for name, text in asdict(bad).items() if text or name != "trace"})
 
 
 class BadSampleLog:
@@ -78,7 +75,7 @@ class BadSampleLog:
             return False
         self._known[key] = bad.reason
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        with self._path.open("ab") as file:
             file.write(line_of(bad))
             file.flush()
             os.fsync(file.fileno())

@@ -18,8 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.data.fields import written_details
-from vlm_pg.data.gold import WRITTEN_NAMES
+from vlm_pg.data.fields import WRITTEN_NAMES, written_details
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.types import Sample
 

@@ -27,9 +27,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from vlm_pg.data.fields import Unreadable, check_text, details_of, fault, field, id_of
+from vlm_pg.data.fields import (
+    WRITTEN_NAMES,
+    Unreadable,
+    answer_kind_of,
+    answer_of,
+    answers_in,
+    check_gold,
+    check_text,
+    details_of,
+    fault,
+    field,
+    id_of,
+    options_of,
+)
 from vlm_pg.data.files import read_raw
-from vlm_pg.data.gold import WRITTEN_NAMES, answer_kind_of, answer_of, answers_in, check_gold, options_of
 from vlm_pg.data.tables import embedded_in
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import replacing

@@ -10,6 +10,7 @@ single precision number 24.299999237060547; media as ``Embedded``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -64,54 +65,42 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     """Each row of a Parquet file. Raises ConfigError: it cannot be read, or has two columns of one name."""
     import pyarrow.parquet
 
-    try:
-        # damage is noticed where the writer stored checksums
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            _check_columns(path, file.schema_arrow.names)
-            check_version(path, file.schema_arrow.metadata)
-            size, read = _row_reader(file.schema_arrow)
-            for batch in file.iter_batches(batch_size=size):
-                yield from map(read, _rows(batch))
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever the reader raises on a file is wrong with the file
-        raise _unreadable(path, "Parquet", error) from error
+    # damage is noticed where the writer stored checksums
+    with _reading(path, "Parquet"), pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        _check_columns(path, file.schema_arrow.names)
+        check_version(path, file.schema_arrow.metadata)
+        size, read = _row_reader(file.schema_arrow)
+        for batch in file.iter_batches(batch_size=size):
+            yield from map(read, _rows(batch))
 
 
 def read_arrow(path: Path) -> Iterator[dict[str, Any]]:
     """Each row of an Arrow stream, whose offsets are validated first. Raises as ``read_parquet``."""
     import pyarrow
 
-    try:
-        with pyarrow.OSFile(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
-            _check_columns(path, stream.schema.names)
-            size, read = _row_reader(stream.schema)
-            for batch in stream:
-                batch.validate()
-                for start in range(0, batch.num_rows, size):
-                    yield from map(read, _rows(batch.slice(start, size), check=True))
-            # A stream that was cut off between two batches reads as one with fewer rows, but has no end.
-            end, length = file.tell(), file.size()
-            file.seek(max(0, end - len(_END)))
-            if end != length or file.read(len(_END)) != _END:
-                raise ValueError(f"it ends at byte {end} of {length} without the mark of an end")
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise _unreadable(path, "Arrow", error) from error
+    with _reading(path, "Arrow"), pyarrow.OSFile(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
+        _check_columns(path, stream.schema.names)
+        size, read = _row_reader(stream.schema)
+        for batch in stream:
+            batch.validate()
+            for start in range(0, batch.num_rows, size):
+                yield from map(read, _rows(batch.slice(start, size), check=True))
+        # A stream that was cut off between two batches reads as one with fewer rows, but has no end.
+        end, length = file.tell(), file.size()
+        file.seek(max(0, end - len(_END)))
+        if end != length or file.read(len(_END)) != _END:
+            raise ValueError(f"it ends at byte {end} of {length} without the mark of an end")
 
 
 def count_rows(path: Path) -> int:
     """Rows of a Parquet file or Arrow stream. Raises ConfigError: it cannot be read."""
     import pyarrow.parquet
 
-    try:
-        if path.suffix == ".parquet":
+    if path.suffix == ".parquet":
+        with _reading(path, "Parquet"):
             return int(pyarrow.parquet.read_metadata(path).num_rows)
-        with pyarrow.OSFile(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
-            return sum(batch.num_rows for batch in stream)
-    except Exception as error:  # whatever the reader raises on a file is wrong with the file
-        raise _unreadable(path, "Parquet" if path.suffix == ".parquet" else "Arrow", error) from error
+    with _reading(path, "Arrow"), pyarrow.OSFile(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
+        return sum(batch.num_rows for batch in stream)
 
 
 def _row_reader(schema: Any) -> tuple[int, Callable[[dict[str, Any]], dict[str, Any]]]:
@@ -149,11 +138,21 @@ def _cell(column: Any, row: int, check: bool) -> Any:
         return Unreadable(f"a {column.type} that cannot be read ({type(error).__name__})")
 
 
-def _unreadable(path: Path, what: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"Data file '{printable(str(path), 300)}' cannot be read as {what}: {printable(str(error), 500)}. A complete "
-        f"{what} file is expected. Write the file again."
-    )
+def _reading(path: Path, form: str) -> AbstractContextManager[None]:
+    """Around reading a file of a form ("Parquet", "Arrow")."""
+    shown = f"Data file '{printable(str(path), 300)}' cannot be read as {form}"
+    return naming_damage(shown, f"A complete {form} file is expected. Write the file again.")
+
+
+@contextmanager
+def naming_damage(file: str, remedy: str, characters: int = 500) -> Iterator[None]:
+    """Make whatever pyarrow raises on a file a ConfigError: "FILE: ERROR. REMEDY", the error cut to ``characters``."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{file}: {printable(str(error), characters)}. {remedy}") from error
 
 
 def _check_columns(path: Path, names: list[str]) -> None:

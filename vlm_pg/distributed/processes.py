@@ -78,11 +78,7 @@ def join_ranks() -> None:
 
 
 def local_device() -> torch.device:
-    """The accelerator of this process, or the CPU.
-
-    Raises:
-        ConfigError: more processes than GPUs.
-    """
+    """The accelerator of this process, or the CPU. Raises ConfigError: more processes than GPUs."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     rank, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -158,11 +154,7 @@ class SharedNote:
         return bool(self._store.check([self._key]))
 
     def read(self, within_seconds: float) -> str:
-        """Waits until it is written.
-
-        Raises:
-            TimeoutError: it was not, or the process that holds the store is gone.
-        """
+        """Waits until it is written. Raises TimeoutError: it was not, or the process that holds the store is gone."""
         try:
             self._store.wait([self._key], timedelta(seconds=within_seconds))
             return self._store.get(self._key).decode()

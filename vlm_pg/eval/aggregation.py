@@ -15,11 +15,17 @@ from typing import Any
 
 from vlm_pg.errors import ConfigError, VlmPgError
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.estimates import SCORES, Estimate, Figure, combination, mean, mean_of, mean_of_estimates
 from vlm_pg.eval.measures import (
+    SCORES,
+    Estimate,
+    Figure,
+    combination,
     counted,
     figure_of,
     ks_of,
+    mean,
+    mean_of,
+    mean_of_estimates,
     measure,
     question_majority_at_k,
     question_pass_at_k,

@@ -83,11 +83,7 @@ class AnswerFiles:
 
 
 def read_answers(path: Path) -> list[Answered]:
-    """The questions of a finished set's file.
-
-    Raises:
-        ValueError: a line is no row; says which.
-    """
+    """The questions of a finished set's file. Raises ValueError: a line is no row; says which."""
     answered = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         row = _parsed(line)

@@ -54,14 +54,10 @@ class EvalSet:
 
     def rollout(self, config: RunConfig) -> RolloutSettings:
         """How its answers are sampled."""
-        chosen = config.eval
-        changes = {
-            "num_generations": chosen.num_generations,
-            "temperature": chosen.temperature,
-            "top_p": chosen.top_p,
-            "top_k": 0,
-        }
-        return config.rollout.model_copy(update=changes if self.protocol is None else self.protocol.rollout_changes())
+        if self.protocol is not None:
+            return config.rollout.model_copy(update=self.protocol.rollout_changes())
+        changes = config.eval.model_dump(include={"num_generations", "temperature", "top_p"})
+        return config.rollout.model_copy(update={**changes, "top_k": 0})
 
     def seed(self, config: RunConfig) -> int:
         """The seed of all random numbers of its answers."""

@@ -1,7 +1,7 @@
 """Console lines: figures of sets, and paired comparisons of two evaluations.
 
 Runs are better or worse at the same questions, so the error of the paired differences is smaller than that of two
-means (Miller, "Adding Error Bars to Evals", arXiv 2411.00640). It is clustered as that of a mean (``estimates.py``).
+means (Miller, "Adding Error Bars to Evals", arXiv 2411.00640). It is clustered as that of a mean (``measures.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from vlm_pg.errors import VlmPgError
 from vlm_pg.eval.answer_files import RESULT, file_name, read_answers
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.estimates import Figure, mean, mean_of
+from vlm_pg.eval.measures import Figure, mean, mean_of
 
 _MAX_NAMES = 5
 

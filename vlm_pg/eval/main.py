@@ -20,7 +20,7 @@ from vlm_pg.eval.external_outputs import record_indices, write_lmms_samples
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.judging.judge import check_judge, judge_answers
 from vlm_pg.eval.record import PROTOCOL, compare_results, prepare_folder, protocol_record, run_above
-from vlm_pg.eval.report import write_eval_report
+from vlm_pg.eval.report.page import write_eval_report
 from vlm_pg.eval.runner import EvalModel, Evaluator
 from vlm_pg.eval.server_evaluation import ServerEvaluation
 from vlm_pg.eval.settings import NO_SETS
@@ -190,8 +190,7 @@ def _conclude(
     """
     write_json_atomic(folder / RESULT, results)
     (folder / PROTOCOL).unlink(missing_ok=True)
-    for line in table(results):
-        console.info(line)
+    console.info(*table(results))
     for item in lmms_sets:
         answered = read_answers(answers_path(folder, item.name))
         path = folder / f"lmms_samples_{file_name(item.name)}.jsonl"
@@ -201,8 +200,7 @@ def _conclude(
     if like is None:
         return True
     reproduced, lines = compare_results(like, folder / RESULT)
-    for line in lines:
-        console.info(line)
+    console.info(*lines)
     return reproduced
 
 

@@ -26,7 +26,7 @@ from vlm_pg.models.loading import load_config
 from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.builder import Wording, settings_wording, stand_in
-from vlm_pg.prompts.turn import Medium, Turn
+from vlm_pg.prompts.chat import Medium, Turn
 from vlm_pg.types import MediaRef, Sample
 
 # Samples whose media are probed at the same time.

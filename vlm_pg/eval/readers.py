@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlm_pg.answers.multiple_choice import named_letters
+from vlm_pg.answers.choices import named_letters
 from vlm_pg.cache.provenance import source_digest
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.eval.contracts import Answered, Reader, Reading

@@ -15,11 +15,10 @@ from vlm_pg.eval.answer_files import RESULT, AnswerFiles
 from vlm_pg.eval.external_outputs import read_outputs, score_outputs
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.judging.judge import check_judge, judge_answers, judge_record
-from vlm_pg.eval.protocols.load import load_protocol, protocol_names
-from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.protocols.protocol import Protocol, load_protocol, protocol_names
 from vlm_pg.eval.readers import OURS, ReaderKind, reader_name, reader_of
 from vlm_pg.eval.record import PROTOCOL, SCHEMA, move_aside, own_functions, read_record
-from vlm_pg.eval.report import write_eval_report
+from vlm_pg.eval.report.page import write_eval_report
 from vlm_pg.eval.settings import EvalJudgeSettings
 from vlm_pg.files import write_json_atomic
 from vlm_pg.observe.console import Console
@@ -63,8 +62,7 @@ def score(scoring: Scoring) -> Path:
     console = Console(enabled=True)
     check_judge(scoring.judge)
     samples, bad = read_records(scoring.records)
-    for fault in bad:
-        console.warn(str(fault))
+    console.warn(*map(str, bad))
     protocol = _protocol(scoring.protocol, samples)
     if scoring.reader == "published" and (protocol is None or protocol.reader == OURS):
         name = "there is none for these records" if protocol is None else f"protocol {protocol.name} names none"
@@ -108,8 +106,7 @@ def score(scoring: Scoring) -> Path:
         report = write_eval_report(folder)
     finally:
         lock.release()
-    for line in table(result):
-        console.info(line)
+    console.info(*table(result))
     console.info(f"written to {report}")
     return folder
 

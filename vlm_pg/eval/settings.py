@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from vlm_pg.eval.protocols.load import load_protocol
-from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.protocols.protocol import Protocol, load_protocol
 from vlm_pg.settings import Settings
 from vlm_pg.types import Sample
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from vlm_pg.errors import VlmPgError
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.estimates import SCORES, Estimate, Figure, mean_of, mean_of_estimates
-from vlm_pg.eval.measures import figure_of, values_of
+from vlm_pg.eval.measures import SCORES, Estimate, Figure, figure_of, mean_of, mean_of_estimates, values_of
 
 # The group of questions that lack what others of the set have.
 NOT_GIVEN = "(not given)"
@@ -43,11 +42,7 @@ class Table:
 
 
 def detail(question: Answered, key: str) -> Any:
-    """What the set publishes of a question under that name.
-
-    Raises:
-        VlmPgError: it is missing.
-    """
+    """What the set publishes of a question under that name. Raises VlmPgError: it is missing."""
     value = question.details.get(key)
     if value is None or value == "":
         raise VlmPgError(

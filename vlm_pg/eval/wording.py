@@ -7,7 +7,7 @@ from functools import partial
 
 from vlm_pg.errors import SampleError
 from vlm_pg.eval.protocols.protocol import DETAILS, OptionStyle, Protocol, SubtitleRule, detail_text
-from vlm_pg.prompts.turn import Turn, marked, marked_question, with_media
+from vlm_pg.prompts.chat import Turn, marked, marked_question, with_media
 from vlm_pg.types import Cue, DecodedMedia, Sample
 
 _LETTERED: dict[OptionStyle, str] = {"A. text": "{}. {}", "(A) text": "({}) {}", "A: text": "{}: {}"}

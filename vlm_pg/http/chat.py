@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # After so many consecutive requests without any response, the remaining ones are not sent.
 MAX_FAILURES_IN_A_ROW = 3
 MAX_RESPONSE_MB = 64.0
+CHAT_SETTINGS = {"url", "model", "timeout_seconds", "retries", "concurrency"}
 _QUOTED_CHARACTERS = 80
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _REFUSED_MESSAGE = (400, 413, 422)
@@ -51,19 +52,19 @@ class ChatServer:
     """One user message per request, at temperature 0; connects with the first one.
 
     Args:
+        section: of the settings, for messages ("reward.judge"). The arguments after ``key`` are its ``CHAT_SETTINGS``.
         url: with its version, for example http://127.0.0.1:8000/v1.
         model: name on the server; None: the first one it lists.
-        section: of the settings, for messages ("reward.judge").
         timeout_seconds: for one reply, retries included.
         concurrency: requests in flight.
     """
 
     def __init__(
         self,
+        section: str,
+        key: str | None,
         url: str,
         model: str | None,
-        key: str | None,
-        section: str,
         timeout_seconds: float,
         retries: int,
         concurrency: int,

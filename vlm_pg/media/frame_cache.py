@@ -14,7 +14,6 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 
 from vlm_pg.cache.eviction import Outcome
-from vlm_pg.cache.notes import warn_once
 from vlm_pg.cache.provenance import gpu_driver, gpu_models, source_digest
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Damaged, Entry, Store, key_of
@@ -36,6 +34,7 @@ from vlm_pg.media.images import check_file_size, most_file_bytes
 from vlm_pg.media.sampling import MAX_ASPECT_RATIO, WHOLE, Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import Cue, DecodedMedia, MediaKind
+from vlm_pg.versions import version_of
 
 KIND, FEATURES = "frames", "features"
 # They decide how frames are made, not which and how: everything else is part of the key, limits that refuse a file too.
@@ -91,7 +90,7 @@ def cached_file(
     media = decode_file(kind, path, settings, factor, part, subtitles)
     # If the file changed meanwhile, it is unknown which content these frames are of.
     is_same = _states(path, subtitles, part) == before
-    return media, is_same and _write(store, key, media)
+    return media, is_same and store.keep(key, entry_of(media), "frames", "decoded") is Outcome.STORED
 
 
 # Path and state of a file (size, inode, times of the last changes) or folder (a hash over those of all its files).
@@ -156,24 +155,6 @@ def _read(store: Store, key: str, kind: MediaKind, factor: int, most_bytes: int)
     except Damaged:
         store.remove_damaged(key)
         return None
-
-
-def _write(store: Store, key: str, media: DecodedMedia) -> bool:
-    try:
-        outcome = store.write(key, entry_of(media))
-        if outcome is Outcome.FULL:
-            warn_once(
-                f"cache.folder '{store.folder}' has no room for more frames within cache.max_gb (what this run has "
-                "used is not thrown out): those that do not fit are decoded every time. Raise cache.max_gb, or make "
-                "room with vlm-pg cache prune."
-            )
-        return outcome is Outcome.STORED
-    except OSError as error:  # frames are there all the same
-        warn_once(
-            f"cache.folder '{store.folder}' cannot be written ({error.strerror or error}): frames are decoded again. "
-            "Make room, or lower cache.max_gb."
-        )
-    return False
 
 
 @cache
@@ -287,7 +268,7 @@ def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
         packages = (*packages, decoder)
     found: dict[str, Any] = {
         "code": source_digest(Path(__file__).parent.glob("*.py")),
-        "packages": {package: _version(package) for package in packages},
+        "packages": {package: version_of(package) or "" for package in packages},
         "machine": platform.machine(),
     }
     if kind == "video":
@@ -308,10 +289,3 @@ def made_with(kind: MadeOf, decoder: str, device: str) -> Mapping[str, Any]:
     if kind != "image":
         found["instructions"] = str(torch.backends.cpu.get_cpu_capability())
     return found
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from vlm_pg.errors import SampleError, printable
-from vlm_pg.media.boundary import DecodeFailure, reading
 from vlm_pg.media.container import open_regular
-from vlm_pg.media.images import DAMAGED, check_file_size, damaged, read_upright, stored_size
+from vlm_pg.media.images import opened_image, read_upright, stored_size
 from vlm_pg.media.paths import EXTENSIONS
 from vlm_pg.media.sampling import Timeline, check_frame_size, check_length
 from vlm_pg.media.settings import MediaSettings
@@ -51,7 +49,7 @@ class FrameFolder:
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of the folder, for ``open_frame``: what is renamed meanwhile leads nowhere else."""
+        """A descriptor of the folder, for opening its pictures: what is renamed meanwhile leads nowhere else."""
         descriptor = open_folder(self.path, self.name)
         try:
             yield descriptor
@@ -61,10 +59,6 @@ class FrameFolder:
     def frame_name(self, index: int) -> str:
         """A picture's name in messages."""
         return f"{self.name}/{printable(self.names[index], 100)}"
-
-    def open_frame(self, folder: int, index: int) -> BinaryIO:
-        """A picture for reading. Raises DecodeFailure for one that cannot be opened, or is a link or no file."""
-        return open_regular(Path(self.names[index]), folder)
 
 
 def list_frames(path: Path, name: str, fps: float, most: int) -> FrameFolder:
@@ -125,7 +119,7 @@ def content_of_frames(folder: FrameFolder, most_bytes: int) -> str:
     found = hashlib.sha256()
     with folder.opened() as descriptor:
         for index in range(len(folder.names)):
-            with folder.open_frame(descriptor, index) as file:
+            with open_regular(Path(folder.names[index]), descriptor) as file:
                 if os.fstat(file.fileno()).st_size > most_bytes:
                     raise _fault(folder.name, f"holds '{folder.names[index]}' of more than {most_bytes} bytes")
                 found.update(hashlib.file_digest(file, "sha256").digest())  # type: ignore[arg-type]
@@ -212,12 +206,8 @@ def survey_folder(path: Path, name: str, settings: MediaSettings, fps: float) ->
     with folder.opened() as descriptor:
         for index in range(len(folder.names)):
             picture = folder.frame_name(index)
-            try:
-                with folder.open_frame(descriptor, index) as file, reading(DAMAGED):
-                    check_file_size(os.fstat(file.fileno()).st_size, picture, settings)
-                    sizes[index] = stored_size(file, picture, settings)
-            except DecodeFailure as error:
-                raise damaged(picture, error) from error
+            with opened_image(Path(folder.names[index]), picture, settings, descriptor) as file:
+                sizes[index] = stored_size(file, picture, settings)
             if index == 0:
                 check_frame_size(name, *sizes[0], settings)
     check_one_size(folder, sizes)
@@ -254,9 +244,5 @@ class FolderDecoder:
         def check_size(picture: Image.Image) -> None:  # once more: the file may have been replaced
             check_frame_size(self._folder.name, picture.width, picture.height, self._settings)
 
-        try:
-            with self._folder.open_frame(descriptor, index) as file, reading(DAMAGED):
-                check_file_size(os.fstat(file.fileno()).st_size, name, self._settings)
-                return np.asarray(read_upright(file, name, self._settings, check_size))
-        except DecodeFailure as error:
-            raise damaged(name, error) from error
+        with opened_image(Path(self._folder.names[index]), name, self._settings, descriptor) as file:
+            return np.asarray(read_upright(file, name, self._settings, check_size))

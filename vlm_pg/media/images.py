@@ -11,7 +11,8 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +29,7 @@ from vlm_pg.types import DecodedMedia
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 # Pillow's errors for damaged files of these formats (a broken PNG chunk is a SyntaxError)
-DAMAGED = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
+_DAMAGED = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
 _ORIENTATION = 0x0112
 # Four channels of 16 bits, not compressed; and metadata of a file.
 _BYTES_PER_PIXEL, _FURTHER_BYTES = 8, 64 << 20
@@ -52,17 +53,33 @@ def decode_image(path: Path, settings: MediaSettings, factor: int, name: str = "
             ``too_narrow``.
     """
     name = name or path.name
-    try:
-        with open_regular(path) as file, reading(DAMAGED):
-            check_file_size(os.fstat(file.fileno()).st_size, name, settings)
-            # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
-            upright = read_upright(file, name, settings, lambda image: _new_size(image, settings, factor))
-    except DecodeFailure as error:
-        raise damaged(name, error) from error
+    with opened_image(path, name, settings) as file:
+        # the size is judged before the pixels are decoded; orientation may swap the sides, never the verdict
+        upright = read_upright(file, name, settings, lambda image: _new_size(image, settings, factor))
     height, width = _new_size(upright, settings, factor)
     resized = upright.resize((width, height), Image.Resampling.BICUBIC)
     frames = np.ascontiguousarray(np.asarray(resized, dtype=np.uint8).transpose(2, 0, 1))[None]
     return DecodedMedia("image", frames, (0.0,), 0.0, "pillow")
+
+
+@contextmanager
+def opened_image(path: Path, name: str, settings: MediaSettings, folder: int | None = None) -> Iterator[BinaryIO]:
+    """A file for reading an image; in an open ``folder`` (a descriptor) no link is followed.
+
+    Raises:
+        SampleError: ``image_too_large`` by its bytes; ``corrupt_media`` for what its reading raises.
+    """
+    try:
+        with open_regular(path, folder) as file, reading(_DAMAGED):
+            check_file_size(os.fstat(file.fileno()).st_size, name, settings)
+            yield file
+    except DecodeFailure as error:
+        raise SampleError(
+            "corrupt_media",
+            f"image '{name}' cannot be decoded: {error}. A complete {', '.join(FORMATS)} file is needed. Fetch or "
+            "convert the file again, or remove the sample.",
+            error.trace,
+        ) from error
 
 
 def most_file_bytes(settings: MediaSettings) -> int:
@@ -89,7 +106,7 @@ def read_upright(
     ``judge`` may refuse it by its header, before its pixels are decoded.
 
     Raises:
-        DecodeFailure, or what the caller's ``reading`` makes one: it is damaged.
+        DecodeFailure, or what ``opened_image`` makes one: it is damaged.
         SampleError: ``image_too_large``, ``animated_image``, or of ``judge``.
     """
     file.seek(0)
@@ -163,16 +180,6 @@ def _too_large(name: str, size: str, settings: MediaSettings) -> SampleError:
         "image_too_large",
         f"image '{name}' has {size} according to its header. At most {settings.max_header_pixels} pixels are "
         "allowed. Scale the file down, or raise media.max_header_pixels.",
-    )
-
-
-def damaged(name: str, error: DecodeFailure) -> SampleError:
-    """``corrupt_media`` of an image."""
-    return SampleError(
-        "corrupt_media",
-        f"image '{name}' cannot be decoded: {error}. A complete {', '.join(FORMATS)} file is needed. Fetch or "
-        "convert the file again, or remove the sample.",
-        error.trace,
     )
 
 

@@ -207,31 +207,23 @@ class _Handler(urllib.request.AbstractHTTPHandler):
         return proxied
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        private = self._may_be_private(req)
+        private, is_secure = self._may_be_private(req), req.type == "https"
+        base: Any = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
 
-        class Connection(http.client.HTTPConnection):
+        class Connection(base):
             response_class = _Response
 
             def connect(self) -> None:
                 self.sock = connect(self.host, self.port, self.timeout or 0.0, private)
+                if is_secure and self._tunnel_host:
+                    self._tunnel()
+                if is_secure:
+                    name = self._tunnel_host or self.host
+                    self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=name)
 
         return self.do_open(Connection, req)
 
-    def https_open(self, req: urllib.request.Request) -> Any:
-        private = self._may_be_private(req)
-
-        class Connection(http.client.HTTPSConnection):
-            response_class = _Response
-
-            def connect(self) -> None:
-                self.sock = connect(self.host, self.port, self.timeout or 0.0, private)
-                if self._tunnel_host:  # type: ignore[attr-defined]
-                    self._tunnel()  # type: ignore[attr-defined]
-                name = self._tunnel_host or self.host  # type: ignore[attr-defined]
-                self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=name)
-
-        return self.do_open(Connection, req)
-
+    https_open = http_open
     http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
 
 

@@ -22,6 +22,7 @@ from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.errors import ModelError
 from vlm_pg.models.linear_attention import LinearLayout, LinearStates, linear_attention_over_tree
 from vlm_pg.models.offloading import Offloaded, OffloadLane, OffloadTarget
+from vlm_pg.models.recorded import ForwardRecorder, RecordedStream, RecordingMemo
 from vlm_pg.models.stream_share import Division, StreamShare, heads_to_rows, rows_to_heads
 
 KeysValues = tuple[Tensor, Tensor]
@@ -78,8 +79,12 @@ class StateStore:
         self.sums = GradientSums(target)
         # On the prefixes' graph.
         self.held: dict[Key, Tensor] = {}
+        # Of prefixes whose forward was recorded: without a graph. Their layers' only run adds the sums, in backward.
+        self.recorded: dict[Key, Tensor] = {}
         self._away: dict[Key, tuple[Offloaded, bool]] = {}
         self._last_read = -1
+        # Leads chunks' gradients here where autograd computes those of chosen tensors only.
+        self.anchor: Tensor | None = None
 
     def hold(self, layer: int, first: Tensor, second: Tensor) -> None:
         """Store states that are not offloaded."""
@@ -111,6 +116,8 @@ class StateStore:
         return pair
 
     def _cut(self, key: Key) -> Tensor:
+        if key in self.recorded:
+            return cut(self.recorded[key], True, self.sums, key, self.anchor)
         if key in self.held:
             state = self.held[key]
             return cut(state, state.requires_grad, self.sums, key)
@@ -150,11 +157,12 @@ class PrefixStates:
         return _InjectGradient.apply(sums, tuple(states), loss_scale, *states.values())
 
 
-def cut(state: Tensor, with_graph: bool, sums: GradientSums, key: Key) -> Tensor:
+def cut(state: Tensor, with_graph: bool, sums: GradientSums, key: Key, anchor: Tensor | None = None) -> Tensor:
     """The same values; their gradient is added to ``sums`` and goes no further."""
     if not with_graph or not torch.is_grad_enabled():
         return state.detach()
-    anchor = torch.zeros((), device=state.device, requires_grad=True)
+    if anchor is None:
+        anchor = torch.zeros((), device=state.device, requires_grad=True)
     return _CollectGradient.apply(anchor, state.detach(), sums, key)
 
 
@@ -238,6 +246,8 @@ class StreamContext:
         self._wants_gradients = torch.is_grad_enabled()
         # Offloads tensors that recomputations of this pass read; None: they stay on the device.
         self.lane: OffloadLane | None = None
+        self.recorder: ForwardRecorder | None = None
+        self.recorded: RecordedStream | None = None
 
     def _check_grad_mode(self) -> None:
         """Raise ModelError in a layer that runs without the gradients that the forward wants.
@@ -265,17 +275,23 @@ class StreamContext:
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: Tensor) -> Tensor:
         self._check_grad_mode()
+        out, states = self.mixed(layer_index, mixer, hidden)
+        self.keep_states(layer_index, states)
+        return out
+
+    def mixed(self, layer_index: int, mixer: Any, hidden: Tensor) -> tuple[Tensor, LinearStates]:
+        """A linear-attention layer's output, and its states at the end of the nodes in the stream."""
         if self._layout is None:
             self._layout = LinearLayout(self.tree.lengths, self.tree.parents, self.prefix_nodes, hidden.device)
         known = self._known_states(layer_index)
-        out, states = linear_attention_over_tree(mixer, hidden, self._layout, known, self.share)
-        self.keep_states(layer_index, states)
-        return out
+        return linear_attention_over_tree(mixer, hidden, self._layout, known, self.share)
 
     def _known_states(self, layer_index: int) -> LinearStates | None:
         return None
 
     def _memo(self, layer_index: int) -> AttentionMemo | None:
+        if self.recorder is not None:
+            return RecordingMemo(self.recorder, layer_index)
         if not self._remember or not torch.is_grad_enabled():
             return None
         return self._memos.setdefault(layer_index, AttentionMemo(None if self.lane is None else self.lane.put))
@@ -330,7 +346,9 @@ class TreeContext(StreamContext):
         else:
             self.keep_keys_values(layer_index, k, v)
         k, v = self.stored(layer_index, k, v)
-        out = grouped_attention(q, k, v, plan, scale, self.kernel, self._memo(layer_index))
+        recorded = self.recorded
+        memo = self._memo(layer_index) if recorded is None else recorded.memo(layer_index, unread is not None)
+        out = grouped_attention(q, k, v, plan, scale, self.kernel, memo)
         return out if rows is None else heads_to_rows(out, rows)
 
     def stored(self, layer_index: int, k: Tensor, v: Tensor) -> KeysValues:
@@ -344,17 +362,29 @@ class PrefixContext(TreeContext):
     def __init__(self, states: StateStore, *args: Any):
         super().__init__(*args)
         self._states: StateStore | None = states
+        self._sums = states.sums
 
     def close(self) -> None:
         """Release the graph; recomputations store nothing from now on."""
         self._states = None
 
+    def recorded_states(self, layer_index: int, first: Tensor, second: Tensor) -> None:
+        """States of a layer that runs in backward only."""
+        assert self._states is not None
+        self._states.recorded |= {(layer_index, 0): first.detach(), (layer_index, 1): second.detach()}
+
     def stored(self, layer_index: int, k: Tensor, v: Tensor) -> KeysValues:
+        if self.recorded is not None:
+            return _AddSum.apply(k, self._sums, (layer_index, 0)), _AddSum.apply(v, self._sums, (layer_index, 1))
         # A recomputed layer calls this again; the graph is the first run's.
         return (k, v) if self._states is None else self._states.put(layer_index, k, v)
 
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
-        if self._states is not None:
+        if self.recorded is not None:
+            for number, state in enumerate((states.conv_tail, states.recurrent)):
+                if (gradient := self._sums.pop((layer_index, number))) is not None:
+                    self.recorded.injected.append((state, gradient.mul_(self._sums.factor).to(state.dtype)))
+        elif self._states is not None:
             self._states.hold(layer_index, states.conv_tail, states.recurrent)
 
 
@@ -389,13 +419,19 @@ class ChunkContext(StreamContext):
             q, k, v = self._own_heads(layer_index, (q, share.rows), k, v)
         else:
             self.keep_keys_values(layer_index, k, v)
-        prefix_k, prefix_v = self.prefix_states[layer_index]
+        prefix_k, prefix_v = self._behind(layer_index)
         k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
-        out = grouped_attention(q, k, v, self.plan, scale, self.kernel, self._memo(layer_index))
+        memo = self._memo(layer_index) if self.recorded is None else self.recorded.memo(layer_index, False)
+        out = grouped_attention(q, k, v, self.plan, scale, self.kernel, memo)
         return out if share is None else heads_to_rows(out, share.rows)
 
     def _known_states(self, layer_index: int) -> LinearStates:
-        return LinearStates(*self.prefix_states[layer_index])
+        return LinearStates(*self._behind(layer_index))
+
+    def _behind(self, layer_index: int) -> KeysValues:
+        if self.recorded is not None:
+            self.prefix_states.anchor = self.recorded.anchor
+        return self.prefix_states[layer_index]
 
 
 def _interleave(chosen: Tensor, others: Tensor, plan: AttentionPlan) -> Tensor:

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm_pg.cache.eviction import Outcome
-from vlm_pg.cache.notes import warn_once
 from vlm_pg.cache.store import Entry, Store, key_of
 from vlm_pg.models.digests import numerics_digest
 from vlm_pg.models.tower import Grid, shares
@@ -68,18 +66,7 @@ class FeatureStore:
     def write(self, prompt: Prompt, features: Tensor, hosts: Sequence[str] = ()) -> None:
         """Write features [M, ...] that ``hosts``, by default this process, have computed; warn if the disk fails or is
         full."""
-        try:
-            if self.store.write(self._key(prompt, hosts), _entry(features)) is Outcome.FULL:
-                warn_once(
-                    f"cache.folder '{self.store.folder}' has no room for more visual features within cache.max_gb "
-                    "(what this run has used is not thrown out): those that do not fit are computed every time. Raise "
-                    "cache.max_gb, or make room with vlm-pg cache prune."
-                )
-        except OSError as error:  # the features themselves are in memory
-            warn_once(
-                f"cache.folder '{self.store.folder}' cannot be written ({error.strerror}): visual features are "
-                "computed again. Make room, or lower cache.max_gb."
-            )
+        self.store.keep(self._key(prompt, hosts), _entry(features), "visual features", "computed")
 
     def _key(self, prompt: Prompt, hosts: Sequence[str]) -> str:
         """One frame on two processes is the same call as on one, and so is an undivided video: the keys are equal."""

@@ -59,6 +59,7 @@ def token_logprobs(
     entropy_graph: bool = False,
     weight: Tensor | None = None,
     fused: bool = False,
+    known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution.
 
@@ -74,14 +75,15 @@ def token_logprobs(
         weight: [V, D], where ``head`` is only a product with it, without hooks on its calls.
         fused: use ``fused_logits``, one kernel forward and one backward, where there is no ``logits_fault``; not for
             ``entropy_graph`` without ``weight``.
+        known: the results, recorded when the targets were sampled; computed is their gradient.
 
     Returns:
         fp32 log-probabilities [R] (differentiable) and entropies in nats [R] (detached without ``entropy_graph``).
     """
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0 (1.0 leaves logits as they are).")
-    if weight is not None and torch.is_grad_enabled() and hidden.shape[0] > chunk_rows:
-        found = _OfAllChunks.apply(hidden, weight, targets, temperature, chunk_rows, entropy_graph, fused)
+    if weight is not None and torch.is_grad_enabled() and (known is not None or hidden.shape[0] > chunk_rows):
+        found = _OfAllChunks.apply(hidden, weight, targets, temperature, chunk_rows, entropy_graph, fused, known)
         return found[0], -found[1]
     pieces = list(zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True))
     pieces += [(hidden[:0], targets[:0])] * (least_chunks - len(pieces))
@@ -105,7 +107,22 @@ def token_logprobs(
     of_all = torch.cat(logprobs)
     if not entropy_graph:
         of_all = _AllLogprobs.apply(of_all, rows)
-    return of_all, -torch.cat(negated_entropies)
+    entropies = -torch.cat(negated_entropies)
+    if known is None:
+        return of_all, entropies
+    return _Known.apply(of_all, known[0]), _Known.apply(entropies, known[1])
+
+
+class _Known(torch.autograd.Function):
+    """Values that are known, with the gradient of ``computed``."""
+
+    @staticmethod
+    def forward(ctx: Any, computed: Tensor, known: Tensor) -> Tensor:
+        return known.view_as(known)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        return grad_outputs[0], None
 
 
 @dataclass
@@ -226,10 +243,14 @@ class _OfAllChunks(torch.autograd.Function):
         chunk_rows: int,
         entropy_graph: bool,
         fused: bool,
+        known: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        pieces = zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True)
-        found = [_values(F.linear(h, weight), t, temperature, fused) for h, t in pieces]
-        logprobs, negated_entropies = (torch.cat(values) for values in zip(*found, strict=True))
+        if known is None:
+            pieces = zip(hidden.split(chunk_rows), targets.split(chunk_rows), strict=True)
+            found = [_values(F.linear(h, weight), t, temperature, fused) for h, t in pieces]
+            logprobs, negated_entropies = (torch.cat(values) for values in zip(*found, strict=True))
+        else:
+            logprobs, negated_entropies = known[0].view_as(known[0]), -known[1]
         ctx.save_for_backward(hidden, weight, targets, logprobs, negated_entropies)
         ctx.temperature, ctx.chunk_rows, ctx.entropy_graph, ctx.fused = temperature, chunk_rows, entropy_graph, fused
         if not entropy_graph:
@@ -273,7 +294,7 @@ class _OfAllChunks(torch.autograd.Function):
                 else:
                     torch.addmm(of_weight, grad.T, hidden[rows], out=of_weight)
             del grad  # freed before the next chunk's logits
-        return of_hidden, of_weight, None, None, None, None, None
+        return of_hidden, of_weight, None, None, None, None, None, None
 
 
 def _fused_gradient(logits: Tensor, temperature: float, targets: Tensor, *rows: Tensor) -> Any:

@@ -91,6 +91,12 @@ class Streams:
         """The stream that holds the prompts."""
         return self.prefixes or cast("PackedBatch", self.passes[0])
 
+    @property
+    def num_recorded(self) -> int:
+        """Tokens whose forward was recorded when they were sampled."""
+        batches = self.passes if self.prefixes is None else (self.prefixes, *self.passes)
+        return sum(batch.num_tokens for batch in batches if batch.recorded is not None)
+
     def num_tokens(self, passes: int) -> int:
         """Tokens computed for the prompts and the first ``passes`` passes."""
         prefixes = 0 if self.prefixes is None else self.prefixes.num_tokens
@@ -134,12 +140,12 @@ def share_streams(streams: Streams, sequence: SequenceGroup) -> Streams:
         return streams
     if streams.prefixes is None:
         whole = cast("tuple[PackedBatch, ...]", streams.passes)
-        return Streams(tuple(replace(batch, share=stream_share(batch, sequence)) for batch in whole))
+        return Streams(tuple(replace(batch, share=stream_share(batch, sequence), recorded=None) for batch in whole))
     share = stream_share(streams.prefixes, sequence)
     chunks = cast("tuple[ChunkBatch, ...]", streams.passes)
     return Streams(
-        tuple(replace(chunk, share=StreamShare.behind(share, chunk.num_tokens)) for chunk in chunks),
-        replace(streams.prefixes, share=share),
+        tuple(replace(one, share=StreamShare.behind(share, one.num_tokens), recorded=None) for one in chunks),
+        replace(streams.prefixes, share=share, recorded=None),
     )
 
 

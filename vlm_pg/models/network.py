@@ -25,12 +25,13 @@ from vlm_pg.attention.selfcheck import check_kernel, checked_kernel
 from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import max_over_ranks, min_over_ranks
 from vlm_pg.models.checks import PromptInterface
-from vlm_pg.models.contexts import KeysValues, StreamContext, TreeContext
+from vlm_pg.models.contexts import KeysValues, PrefixContext, StreamContext, TreeContext
 from vlm_pg.models.family import Family
 from vlm_pg.models.layer_globals import layer_global
 from vlm_pg.models.linear_attention import route_linear_layers
 from vlm_pg.models.logits import chunk_bytes, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.memory_sizes import mlp_width
+from vlm_pg.models.recorded import hook_routers
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
 from vlm_pg.models.tower import Grid, VisionPiece, pieces, run_pieces
@@ -211,11 +212,17 @@ class Network(PromptInterface, torch.nn.Module):
         return rows_of_chunks(rows, self._rows_of_logits(least), self._rows_of_logits(most))
 
     def token_logprobs(
-        self, hidden: Tensor, targets: Tensor, temperature: float, entropy_graph: bool = False, stream_rows: int = 0
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        entropy_graph: bool = False,
+        stream_rows: int = 0,
+        known: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of each target given its hidden state [R, D], and the entropy of that distribution.
 
-        ``stream_rows``: as ``chunk_rows``.
+        ``stream_rows``: as ``chunk_rows``. ``known``: both, recorded when the targets were sampled.
         """
         rows = self.chunk_rows(hidden.shape[0], stream_rows, entropy_graph)
         chunks = -(-hidden.shape[0] // rows)
@@ -223,7 +230,9 @@ class Network(PromptInterface, torch.nn.Module):
             chunks = self._most_over_ranks(chunks)
         weight = self.head_weight() if self.lockstep is None else None
         fused = self.fuses_logits(hidden.dtype)
-        return token_logprobs(self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight, fused)
+        return token_logprobs(
+            self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight, fused, known
+        )
 
     def fuses_logits(self, dtype: torch.dtype) -> bool:
         """Whether logits from hidden states of ``dtype`` are read by the Triton kernels of ``fused_logits``."""
@@ -346,15 +355,32 @@ def run_decoder(
     # transformers takes [batch, T] where there is one axis, [3, batch, T] where there are three.
     rotary = language_model.rotary_emb(hidden, positions_AT if len(positions_AT) == 1 else positions_AT[:, None])
     last = len(language_model.layers) - 1
+    recorder, recorded = context.recorder, context.recorded
+    hooks = hook_routers(language_model) if recorder is not None or recorded is not None else {}
+    for hook in hooks.values():
+        hook.recorder = recorder
     for index, layer in enumerate(language_model.layers):
+        if recorder is not None:
+            recorder.layer_input(index, hidden)
         if index == last and isinstance(context, TreeContext) and context.last_plan is not None:
-            hidden = _last_layer(layer, hidden, rotary, context, trim)
+            run = partial(_last_layer, layer, rotary=rotary, context=context, trim=trim)
         else:
-            hidden = _run(layer, hidden, rotary, context)
+            run = partial(_run, layer, rotary=rotary, context=context)
+        if recorded is not None and isinstance(context, PrefixContext):
+            _recorded_states(index, layer, rotary, context)
+        hidden = (
+            run(hidden)
+            if recorded is None
+            else recorded.skip(index, index == last, layer, hooks.get(index), run, hidden)
+        )
         # Visual tokens are never read: behind a last layer cut to the rows that are, there is nothing to add.
         if index < len(early_features) and hidden.shape[1] == embeddings.shape[0]:
             assert media_rows is not None
             hidden = hidden.index_add(1, media_rows, early_features[index].to(hidden.dtype)[None])
+    if recorder is not None:
+        recorder.layer_input(last + 1, hidden)
+        for hook in hooks.values():
+            hook.recorder = None
     return language_model.norm(hidden).squeeze(0)
 
 
@@ -387,6 +413,18 @@ def _last_layer(layer: Any, hidden: Tensor, rotary: tuple[Tensor, ...], context:
     else:
         chosen = hidden[:, read]
     return _run(layer, chosen, tuple(part[..., read, :] for part in rotary), context)
+
+
+@torch.no_grad()
+def _recorded_states(index: int, layer: Any, rotary: tuple[Tensor, ...], context: PrefixContext) -> None:
+    """What responses need of a prefix's layer that runs in backward only: two of its projections, run now."""
+    assert context.recorded is not None
+    hidden = context.recorded.inputs(index)
+    if hasattr(layer, "self_attn"):
+        context.recorded_states(index, *_keys_values(layer, hidden, *rotary))
+        return
+    _, states = context.mixed(index, layer.linear_attn, layer.input_layernorm(hidden).squeeze(0))
+    context.recorded_states(index, states.conv_tail, states.recurrent)
 
 
 class _SplitRows(torch.autograd.Function):

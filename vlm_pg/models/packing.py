@@ -23,6 +23,7 @@ from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.checks import checked_responses, chosen_responses
 from vlm_pg.models.prompt_tree import PromptTree, prompt_tree
+from vlm_pg.models.recorded import RecordedForward, RecordedStream, RowRange, row_ranges
 from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.types import Prompt, ResponseGroup
 
@@ -77,6 +78,7 @@ class _Stream:
 
     ``reads``: per node of the tree, which of its rows are read off the last layer ("all", "last" or "none").
     ``share``: what of it this sequence rank computes; None for all.
+    ``recorded``: what sampling computed of these rows under the present weights; None where the pass computes them.
     """
 
     input_ids: Tensor
@@ -84,6 +86,7 @@ class _Stream:
     tree: PrefixTree
     reads: tuple[Reads, ...]
     share: StreamShare | None = field(default=None, kw_only=True)
+    recorded: RecordedStream | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     @property
     def num_tokens(self) -> int:
@@ -201,7 +204,39 @@ def pack(groups: Sequence[ResponseGroup], device: torch.device, share: bool = Tr
         **_media(prompts, nodes, [tree.starts[index] for index in layout.prompt_indices]),
         **_scored(responses, predict_rows),
     )
-    return PackedBatch(tree=tree, reads=tuple(reads), **fields)
+    recorded = None
+    if share and all(group.forwards for group in groups):
+        forwards = [group.forwards for group in groups]
+        recorded = _recorded(forwards, layout.in_order(_prompt_ranges(groups, nodes), _own_ranges(forwards)), reads)
+    return PackedBatch(tree=tree, reads=tuple(reads), recorded=recorded, **fields)
+
+
+Forwards = Sequence[Sequence[RecordedForward]]
+
+
+def _prompt_ranges(groups: Sequence[ResponseGroup], nodes: PromptTree) -> list[list[RowRange]]:
+    """The recorded rows of each prompt node."""
+    return [row_ranges(groups[node.owner].forwards[0].prompt, node.start, node.stop) for node in nodes.nodes]
+
+
+def _own_ranges(forwards: Forwards) -> list[list[RowRange]]:
+    """Those of each response that has a row of its own."""
+    return [row_ranges(one.own, 0, sum(map(len, one.own))) for of_group in forwards for one in of_group if one.own]
+
+
+def _recorded(forwards: Forwards, of_nodes: Sequence[list[RowRange]], reads: Sequence[Reads]) -> RecordedStream:
+    """Of a stream's nodes in their order, with the results of all its targets."""
+    read = [
+        part if which == "all" else part._replace(start=part.stop - 1)
+        for parts, which in zip(of_nodes, reads, strict=True)
+        for part in {"all": parts, "last": parts[-1:], "none": []}[which]
+    ]
+    rows = [part for parts in of_nodes for part in parts]
+    logprobs, entropies = (
+        torch.cat([torch.empty(0), *(getattr(one, name) for of_group in forwards for one in of_group)])
+        for name in ("logprobs", "entropies")
+    )
+    return RecordedStream(rows, read, logprobs, entropies)
 
 
 def pack_prefixes(groups: Sequence[ResponseGroup], device: torch.device, share: bool = True) -> PrefixBatch:
@@ -216,7 +251,10 @@ def pack_prefixes(groups: Sequence[ResponseGroup], device: torch.device, share: 
     tree = PrefixTree([len(i) for i in ids], [node.parent for node in nodes.nodes])
     media = _media(prompts, nodes, tree.starts)
     fields = _on(device, input_ids=torch.cat(ids), positions_3T=torch.cat(positions, dim=1), **media)
-    return PrefixBatch(tree=tree, reads=tuple(_prompt_reads(nodes)), end_nodes=nodes.end_nodes, **fields)
+    reads, recorded = _prompt_reads(nodes), None
+    if share and all(group.forwards for group in groups):
+        recorded = _recorded((), _prompt_ranges(groups, nodes), reads)
+    return PrefixBatch(tree=tree, reads=tuple(reads), end_nodes=nodes.end_nodes, recorded=recorded, **fields)
 
 
 def pack_chunk(
@@ -258,7 +296,13 @@ def pack_chunk(
         **_scored(responses, predict_rows),
     )
     tree = PrefixTree(layout.in_order(prefix.lengths, [len(i) for i in ids]), layout.parents)
-    return ChunkBatch(tree=tree, reads=tuple(reads), node_of_prefix=tuple(layout.prompt_indices), **fields)
+    recorded = None
+    if prefix_batch.recorded is not None:
+        forwards = [[group.forwards[i] for i in indices] for group, indices in zip(groups, chosen, strict=True)]
+        no_rows: list[list[RowRange]] = [[] for _ in prefix.lengths]
+        recorded = _recorded(forwards, layout.in_order(no_rows, _own_ranges(forwards)), reads)
+    node_of_prefix = tuple(layout.prompt_indices)
+    return ChunkBatch(tree=tree, reads=tuple(reads), node_of_prefix=node_of_prefix, recorded=recorded, **fields)
 
 
 class _Layout:

@@ -20,6 +20,7 @@ from vlm_pg.models.contexts import ChunkContext, PrefixContext, PrefixStates, St
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.network import Lockstep, Network, check_features, noop_modules
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
+from vlm_pg.models.recorded import ForwardRecorder, RecordedStream, RowRange
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.models.vision import VisionEncoder
@@ -82,7 +83,12 @@ def hidden_of_rows(
 
 
 def target_logprobs(
-    network: Network, batch: PackedBatch | ChunkBatch, hidden: Tensor, temperature: float, entropy_graph: bool
+    network: Network,
+    batch: PackedBatch | ChunkBatch,
+    hidden: Tensor,
+    temperature: float,
+    entropy_graph: bool,
+    known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities fp32 [R] of all targets and entropies, on every sequence rank.
 
@@ -91,10 +97,11 @@ def target_logprobs(
 
     Args:
         hidden: [rows read, D], of this rank.
+        known: the results, as ``Network.token_logprobs`` takes them.
     """
     if batch.share is None:
         chosen, stream_rows = hidden[batch.predict_rows], len(batch.input_ids)
-        return network.token_logprobs(chosen, batch.targets, temperature, entropy_graph, stream_rows)
+        return network.token_logprobs(chosen, batch.targets, temperature, entropy_graph, stream_rows, known)
     targets, rows = batch.share.predictions(batch.predict_rows_on_host)
     mine = network.token_logprobs(
         hidden[rows.on(hidden.device)],
@@ -121,6 +128,8 @@ class Policy(Network):
         super().__init__(model, family, settings)
         self.processor = processor
         self._weights_version = weights_version
+        # Whether passes with gradient start from a recorded forward, and make one where none is given.
+        self.records_forwards = False
         self.vision = VisionEncoder(
             self.run_tower,
             pixels=self.pixels,
@@ -253,8 +262,35 @@ class Policy(Network):
         """
         reads = reading_plan(batch.tree, batch.reads)
         context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
+        known = None
+        if torch.is_grad_enabled() and (recorded := batch.recorded or self._recorded_now(batch, features, temperature)):
+            context.recorded, known = recorded, recorded.known(self.device)
         hidden = read_hidden(self, batch, context, features, whole_layers)
-        return target_logprobs(self, batch, hidden, temperature, entropy_graph)
+        return target_logprobs(self, batch, hidden, temperature, entropy_graph, known)
+
+    @property
+    def _starts_recorded(self) -> bool:
+        """Whether chunked passes start from a recorded forward; not on ranks that must all do."""
+        return torch.is_grad_enabled() and not self.records_forwards
+
+    def _recorded_now(self, batch: PackedBatch, features: Tensor | None, temperature: float) -> RecordedStream | None:
+        """The forward of a stream of which none was recorded, where passes start from one (``records_forwards``): so
+        that all ranks run the same backward."""
+        if not self.records_forwards or batch.share is not None:
+            return None
+        lengths, reads = batch.tree.lengths, batch.reads
+        context = TreeContext(batch.tree, self.kernel_here, reading_plan(batch.tree, reads))
+        context.recorder = recorder = ForwardRecorder()
+        with torch.no_grad():
+            hidden = read_hidden(self, batch, context, features)
+            logprobs, entropies = target_logprobs(self, batch, hidden, temperature, False)
+        counts = [{"all": length, "last": 1, "none": 0}[read] for length, read in zip(lengths, reads, strict=True)]
+        nodes = list(recorder.split(lengths, counts))
+        rows = [RowRange(node, 0, len(node)) for node in nodes]
+        read = [
+            RowRange(node, len(node) - count, len(node)) for node, count in zip(nodes, counts, strict=True) if count
+        ]
+        return RecordedStream(rows, read, logprobs, entropies)
 
     def prefix_states(self, batch: PrefixBatch, features: Tensor | None) -> PrefixStates:
         """Prompts alone, for groups beyond memory: their states for the responses that follow in chunks.
@@ -266,6 +302,7 @@ class Policy(Network):
         states = StateStore(self.stream_memory.prefix_target if self.checkpointing else None)
         reads = reading_plan(batch.tree, batch.reads)
         context = PrefixContext(states, batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
+        context.recorded = batch.recorded if self._starts_recorded else None
         hidden = read_hidden(self, batch, context, features)
         context.close()
         return PrefixStates(hidden, states)
@@ -275,12 +312,15 @@ class Policy(Network):
     ) -> tuple[Tensor, Tensor]:
         """As ``stream_logprobs``, of some responses behind prompts that have run."""
         hidden = last_hidden = states.last_hidden_for_chunk()
+        recorded = batch.recorded if self._starts_recorded else None
         if batch.input_ids.shape[0]:
             reads, kernel = reading_plan(batch.tree, batch.reads), self.kernel_here
             behind = batch.node_of_prefix, states.layers
             context = ChunkContext(batch.tree, reads, *behind, kernel, self.checkpointing, batch.share)
+            context.recorded = recorded
             hidden = torch.cat([last_hidden, read_hidden(self, batch, context)])
-        return target_logprobs(self, batch, hidden, temperature, entropy_graph)
+        known = None if recorded is None else recorded.known(self.device)
+        return target_logprobs(self, batch, hidden, temperature, entropy_graph, known)
 
     def prefix_loss(self, states: PrefixStates, loss_scale: float, every_weight: bool) -> Tensor:
         """Zero, whose backward carries what the chunks' backward passes left in ``states`` through the prompts.

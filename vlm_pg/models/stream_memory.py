@@ -54,11 +54,7 @@ class MemoryChoice:
 
 
 class StreamMemory:
-    """Carries out a choice on one language model.
-
-    Args:
-        folder: where the file is made if the device is the CPU.
-    """
+    """Carries out a choice on one language model. ``folder``: where the file is made if the device is the CPU."""
 
     def __init__(self, language_model: Any, choice: MemoryChoice, device: torch.device, folder: str | None = None):
         self.choice = choice
@@ -112,11 +108,7 @@ class StreamMemory:
 
 
 class RowTiles:
-    """How many tiles the modules of one language model make of a stream.
-
-    Args:
-        rows: of a tile, at most.
-    """
+    """How many tiles the modules of one language model make of a stream. ``rows``: of a tile, at most."""
 
     def __init__(self, rows: int):
         if rows < 1:

@@ -72,13 +72,15 @@ class Console:
 
             self._rich = RichConsole(file=self._stream, highlight=False, markup=False, emoji=False)
 
-    def info(self, line: str) -> None:
-        """Print one line."""
-        self._print(line)
+    def info(self, *lines: str) -> None:
+        """Print lines."""
+        for line in lines:
+            self._print(line)
 
-    def warn(self, line: str) -> None:
-        """Print one line that stands out."""
-        self._print(f"warning: {line}", style="yellow")
+    def warn(self, *lines: str) -> None:
+        """Print lines that stand out."""
+        for line in lines:
+            self._print(f"warning: {line}", style="yellow")
 
     def step_line(self, step: int, total: int, values: Values) -> None:
         """Print the line of a training step, from the values of metrics.jsonl."""

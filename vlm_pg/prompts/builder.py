@@ -16,10 +16,18 @@ import numpy as np
 import torch
 
 from vlm_pg.errors import ModelError, SampleError
-from vlm_pg.prompts.chat import check_placeholders, control_tokens, render_chat
+from vlm_pg.prompts.chat import (
+    Turn,
+    check_placeholders,
+    control_tokens,
+    marked,
+    marked_question,
+    render_chat,
+    subtitle_lines,
+    with_media,
+)
 from vlm_pg.prompts.processor_outputs import is_tokenizer, prompt_from_processor, without_pixels
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.turn import Turn, marked, marked_question, subtitle_lines, with_media
 from vlm_pg.types import DecodedMedia, MediaKind, Prompt, PromptWords, Sample
 
 if TYPE_CHECKING:

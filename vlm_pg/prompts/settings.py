@@ -34,6 +34,17 @@ DEFAULT_INSTRUCTIONS: dict[AnswerKind, str] = {
 }
 
 
+def refuse_control_tokens(value: Any) -> Any:
+    """A text, or a mapping to texts, without the control tokens of any model. Raises ValueError."""
+    for text in value.values() if isinstance(value, dict) else (value,):
+        if found := CONTROL_TOKEN.search(text):
+            raise ValueError(
+                f"contains the control token '{found[0]}'. Plain text is allowed; the chat template adds the control "
+                "tokens. Remove it."
+            )
+    return value
+
+
 class PromptSettings(Settings):
     """The words around a question, and how long a prompt may become."""
 
@@ -60,13 +71,4 @@ class PromptSettings(Settings):
             {**DEFAULT_INSTRUCTIONS, **value} if isinstance(value, dict) and set(value) <= set(ANSWER_KINDS) else value
         )
 
-    @field_validator("system", "instructions")
-    @classmethod
-    def _no_control_tokens(cls, value: Any) -> Any:
-        for text in value.values() if isinstance(value, dict) else (value,):
-            if found := CONTROL_TOKEN.search(text):
-                raise ValueError(
-                    f"contains the control token '{found[0]}'. Plain text is allowed; the chat template adds the "
-                    "control tokens. Remove it."
-                )
-        return value
+    _no_control_tokens = field_validator("system", "instructions")(refuse_control_tokens)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlm_pg.answers.verdict import Verdict, shorten
 from vlm_pg.errors import ConfigError
-from vlm_pg.http.chat import ChatServer, NoReply, judge_key
+from vlm_pg.http.chat import CHAT_SETTINGS, ChatServer, NoReply, judge_key
 from vlm_pg.rewards.parts import Response
 from vlm_pg.rewards.settings import JudgeSettings
 
@@ -52,15 +52,7 @@ class Judge:
             )
         key = judge_key("reward.judge", settings.api_key_variable, "set reward.judge.weight=0")
         self._template = _template(settings.prompt)
-        self._server = ChatServer(
-            settings.url,
-            settings.model,
-            key,
-            "reward.judge",
-            settings.timeout_seconds,
-            settings.retries,
-            settings.concurrency,
-        )
+        self._server = ChatServer("reward.judge", key, **settings.model_dump(include=CHAT_SETTINGS))
 
     def score(self, responses: Sequence[Response], should_stop: Callable[[], bool] | None = None) -> list[Verdict]:
         """The judge's number for each response; no value, with the reason, where there is none.

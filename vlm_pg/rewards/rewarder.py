@@ -1,4 +1,5 @@
-"""The rewarder: responses in, rewards out, a whole step at a time."""
+"""The rewarder: responses in, rewards out, a whole step at a time. And by it: whether a gold answer, given as the
+response, earns the full reward (what does not would teach the wrong thing), and whether two gold answers are one."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from vlm_pg.answers.grading import CHECKERS, PREPARE, mathematics_call, mathematics_verdict
 from vlm_pg.answers.pool import Call, CheckerPool, Outcome
 from vlm_pg.answers.verdict import Verdict, shorten
-from vlm_pg.errors import ConfigError
+from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.rewards.functions import UserFunction, as_text, error_trace
 from vlm_pg.rewards.judge import Judge
 from vlm_pg.rewards.parts import (
@@ -94,8 +95,6 @@ class Rewarder(AbstractContextManager["Rewarder"]):
             RuntimeError: the rewarder is closed, or checking processes do not start.
             InterruptedError: ``should_stop`` returned True. The rewarder can be used again.
         """
-        if self._is_closed:
-            raise RuntimeError("the rewarder is closed; nothing can be scored with it")
         columns: dict[str, list[Verdict]] = {
             "accuracy": self._accuracies(responses, should_stop),
             "format": [Verdict(format_reward(response.text)) for response in responses],
@@ -129,8 +128,6 @@ class Rewarder(AbstractContextManager["Rewarder"]):
         Raises:
             RuntimeError, InterruptedError: as ``score``.
         """
-        if self._is_closed:
-            raise RuntimeError("the rewarder is closed; nothing can be scored with it")
         return [_finite(verdict).value for verdict in self._accuracies(responses, should_stop)]
 
     def close(self) -> None:
@@ -144,6 +141,8 @@ class Rewarder(AbstractContextManager["Rewarder"]):
         self.close()
 
     def _accuracies(self, responses: Sequence[Response], should_stop: Callable[[], bool] | None) -> list[Verdict]:
+        if self._is_closed:
+            raise RuntimeError("the rewarder is closed; nothing can be scored with it")
         answers = [read_answer(response.text, self._settings) for response in responses]
         pairs = [(response.sample, answer) for response, answer in zip(responses, answers, strict=True)]
         calls = [mathematics_call(one.answer, answer.text) for one, answer in pairs if one.answer_kind == "mathematics"]
@@ -220,3 +219,85 @@ def _finite(verdict: Verdict) -> Verdict:
     if verdict.value is None or math.isfinite(verdict.value):
         return verdict
     return Verdict(None, f"it came out as {verdict.value}, which is no number to train on")
+
+
+_CHECKED_AT_A_TIME = 256
+
+
+def gold_settings(settings: RewardSettings) -> RewardSettings:
+    """The parts of a reward that read the answer: accuracy, format and the user's functions. The others are off: shape
+    of a response, which a gold answer does not have, and the judge, which would get a request for every record."""
+    default = RewardSettings()
+    off = {name: getattr(default, name) for name in ("judge", "length", "repetition", "language")}
+    return settings.model_copy(update=off)
+
+
+def gold_faults(
+    samples: Sequence[Sample], rewarder: Rewarder | None = None, num_tokens: Callable[[str], int] | None = None
+) -> Iterator[SampleError | None]:
+    """For each sample None, or why its own gold answer does not earn the full reward.
+
+    Accuracy and format must be 1; where accuracy has no weight, the user's functions say what is right, and those of
+    positive weight must give 1 instead. Where it has one they must give a value. The reason is
+    ``unscorable_gold_answer``.
+
+    Args:
+        samples: the questions.
+        rewarder: of ``gold_settings``; default: of the default settings.
+        num_tokens: counts a response's tokens, for functions that ask for that.
+    """
+    with Rewarder(RewardSettings()) if rewarder is None else nullcontext(rewarder) as rewarder:
+        weights = rewarder.weights
+        full = {name for name in weights if _must(name, weights)}
+        counting = [name for name, weight in weights.items() if weight != 0.0]
+        for start in range(0, len(samples), _CHECKED_AT_A_TIME):
+            chunk = samples[start : start + _CHECKED_AT_A_TIME]
+            responses = [_answered(one, one.answer, num_tokens) for one in chunk]
+            for sample, breakdown in zip(chunk, rewarder.score(responses), strict=True):
+                yield _gold_fault(sample, breakdown, full, counting)
+
+
+def same_gold(
+    first: Sample, second: Sample, rewarder: Rewarder, num_tokens: Callable[[str], int] | None = None
+) -> bool:
+    """Whether the gold answers of two samples of one question are one: each earns the full reward from the other.
+
+    What must be 1 is as of ``gold_faults``, or accuracy, where no part of the reward that counts reads answers.
+
+    Args:
+        rewarder, num_tokens: as of ``gold_faults``.
+    """
+    if (first.answer_kind, first.answer) == (second.answer_kind, second.answer):
+        return True
+    crossed = [_answered(first, second.answer, num_tokens), _answered(second, first.answer, num_tokens)]
+    reading = {name for name in rewarder.weights if name != "format" and _must(name, rewarder.weights)}
+    return all(one.parts[name] == 1.0 for one in rewarder.score(crossed) for name in reading or {"accuracy"})
+
+
+def _answered(sample: Sample, answer: str, num_tokens: Callable[[str], int] | None) -> Response:
+    text = f"<think>gold</think><answer>{answer}</answer>"
+    return Response(sample, text, None if num_tokens is None else num_tokens(text))
+
+
+def _must(name: str, weights: dict[str, float]) -> bool:
+    """Whether a part must be 1 of a gold answer."""
+    if name == "format":
+        return True
+    return weights["accuracy"] != 0.0 if name == "accuracy" else weights["accuracy"] == 0.0 and weights[name] > 0.0
+
+
+def _gold_fault(
+    sample: Sample, breakdown: RewardBreakdown, full: set[str], counting: Sequence[str]
+) -> SampleError | None:
+    parts = breakdown.parts
+    if all(parts[name] == 1.0 for name in full) and all(parts[name] is not None for name in counting):
+        return None
+    came = ", ".join(f"{name} {value}" for name, value in breakdown.parts.items())
+    notes = "; ".join(note for name, note in breakdown.notes.items() if name != "total")
+    return SampleError(
+        "unscorable_gold_answer",
+        f"the gold answer '{sample.answer[:80]}' to a {sample.answer_kind} question earns {came}"
+        f"{f' ({notes})' if notes else ''}. It must earn the full reward, 1.0 each"
+        f"{'' if full == set(breakdown.parts) else ' of ' + ' and '.join(sorted(full))}. Correct 'solution' or "
+        "'problem_type', or remove the record.",
+    )

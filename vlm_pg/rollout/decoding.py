@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ import torch
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.recorded import RecordedRows
 from vlm_pg.rollout.fused.choice import FusedStep
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore
 from vlm_pg.rollout.linear_step import linear_attention_step
 from vlm_pg.rollout.prefix_attention import LevelPrefixAttention, PrefixAttention
+from vlm_pg.rollout.recording import StepRing
 from vlm_pg.rollout.sampling import Choice
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import FinishReason
@@ -36,6 +39,7 @@ class FinishedRollout:
     sampling_logprobs: torch.Tensor
     entropies: torch.Tensor
     finish_reason: FinishReason
+    recorded: Sequence[RecordedRows] = ()
 
 
 class Cohort:
@@ -49,6 +53,7 @@ class Cohort:
         uniforms: float64 [rollouts, max_new_tokens] in [0, 1).
         seen: bool [rollouts, V], tokens that the repetition penalty counts; None without one.
         generated: bool [rollouts, V], tokens that the presence penalty counts: none yet; None without one.
+        records: its steps are recorded for the update.
     """
 
     def __init__(
@@ -60,7 +65,9 @@ class Cohort:
         uniforms: torch.Tensor,
         seen: torch.Tensor | None,
         generated: torch.Tensor | None = None,
+        records: bool = False,
     ):
+        self.records = records
         self.own, self.hidden, self.seen, self.generated = OwnTokens(paths), first_hidden, seen, generated
         self.last_tokens = torch.empty(0, dtype=torch.int64)
         self.num_generated = 0
@@ -178,12 +185,14 @@ class Decoder(ABC):
     """The decode steps of one ``generate`` call. Rollouts are ordered by cohort, as admitted, then by row.
 
     ``fused``: whether Triton kernels replace small operations. ``nbytes``: of all buffers that outlive the call.
+    ``ring``: records steps for the update; None: they are not.
     """
 
     store: PrefixStore
     graphs: GraphUse
     fused = FusedStep("torch")
     nbytes = 0
+    ring: StepRing | None = None
 
     def rows_for(self, rollouts: int) -> int:
         """Rows of keys and values that so many rollouts take."""
@@ -231,6 +240,8 @@ class DecodeContext:
     ):
         self._store, self._owns, self._kernel = store, list(owns), kernel
         self._sizes = [len(own.paths) for own in owns]
+        self.recorder: StepRing | None = None
+        self.recorded = None
         self._prompts = prompts or LevelPrefixAttention(store, [path for own in owns for path in own.paths], kernel)
 
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
@@ -243,7 +254,10 @@ class DecodeContext:
         lse = torch.cat([part_lse[:, :, 0] for _, part_lse in parts]).transpose(0, 1).contiguous()
         merged = torch.cat([part[:, 0] for part, _ in parts]).to(lse.dtype)
         self._prompts.merge_into(layer_index, q, merged, lse, scale)
-        return merged.to(q.dtype)
+        out = merged.to(q.dtype)
+        if self.recorder is not None:
+            self.recorder.attended(layer_index, out, lse)
+        return out
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [rollouts, D] of the new tokens -> [rollouts, D]."""
@@ -267,25 +281,35 @@ class CohortDecoder(Decoder):
     ):
         self.graphs = GraphUse.of(policy, settings, prompts is not None)
         self._policy, self.store, self._prompts = policy, store, prompts
-        self._owns: list[OwnTokens] = []
+        self._cohorts: list[Cohort] = []
         self._context: DecodeContext | None = None
 
     def admit(self, cohort: Cohort) -> None:
-        self._owns.append(cohort.own)
+        self._cohorts.append(cohort)
         self._context = None
 
     def retain(self, cohort: Cohort, rows: Sequence[int]) -> None:
         if not rows:
-            self._owns.remove(cohort.own)
+            self._cohorts.remove(cohort)
+        if self.ring is not None:
+            self.ring.retain(cohort, rows)
         self._context = None
 
     def rows(self) -> list[tuple[int, ...]]:
-        return [path for own in self._owns for path in own.paths]
+        return [path for cohort in self._cohorts for path in cohort.own.paths]
 
     def step(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        owns = [cohort.own for cohort in self._cohorts]
         if self._context is None:
-            self._context = DecodeContext(self.store, self._owns, self._policy.kernel, self._prompts)
+            self._context = DecodeContext(self.store, owns, self._policy.kernel, self._prompts)
+            if self.ring is not None:
+                self._context.recorder = self.ring
+                ends = list(accumulate(cohort.num_rows for cohort in self._cohorts))
+                rows = {one: range(end - one.num_rows, end) for one, end in zip(self._cohorts, ends, strict=True)}
+                self.ring.lay_out(rows, len(tokens))
+        if self.ring is not None:
+            self.ring.next_step()
         hidden = self._policy.hidden_states(tokens, positions.expand(3, -1), self._context)
-        for own in self._owns:
+        for own in owns:
             own.length += 1
         return hidden

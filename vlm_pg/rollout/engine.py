@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,7 @@ from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.recorded import ForwardBudget, RecordedForward, RecordedRows
 from vlm_pg.rollout.admission import Booking, WaitingPrompts, budget_bytes, check_fits, rounds
 from vlm_pg.rollout.decoding import Cohort, Decoder, FinishedRollout
 from vlm_pg.rollout.fused.choice import prefill_layers
@@ -27,6 +28,7 @@ from vlm_pg.rollout.merged import adapter_merged
 from vlm_pg.rollout.prefill import Prefill
 from vlm_pg.rollout.prefix_attention import DividedPrompts
 from vlm_pg.rollout.ragged import decoder_for
+from vlm_pg.rollout.recording import StepRing
 from vlm_pg.rollout.sampling import StopStrings, TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
@@ -90,6 +92,7 @@ class RolloutEngine:
         seed: the run's seed; a rollout's random numbers depend on (seed, step, sample id, rollout index, token index).
         should_stop: polled at every layer of a prefill and at every token; True raises InterruptedError.
         stop_together: as ``should_stop``, where processes that need each other for every token meet: all of them raise.
+        forwards: memory for recorded forwards, from which the update starts; None: nothing is recorded.
 
     Raises:
         ValueError: settings the model or its tokenizer cannot follow.
@@ -104,7 +107,9 @@ class RolloutEngine:
         seed: int,
         should_stop: Callable[[], bool] = lambda: False,
         stop_together: Callable[[], bool] = lambda: False,
+        forwards: ForwardBudget | None = None,
     ):
+        self.forwards = forwards
         self.policy, self.settings, self.seed = policy, settings, seed
         self.stop_token_ids = tuple(sorted({*stop_token_ids(policy), *settings.stop_token_ids}))
         self.stop_strings: StopStrings | None = None
@@ -305,6 +310,8 @@ class _ContinuousBatch:
         else:
             self.decoder = engine.take_decoder()
             self.store = self.decoder.store
+        if engine.forwards is not None and self.decoder.ring is None:
+            self.decoder.ring = StepRing.of(self.policy)
         self.prefill = Prefill(
             self.policy,
             self.store,
@@ -339,6 +346,8 @@ class _ContinuousBatch:
         self.cohorts: list[Cohort] = []
         self.ends = {path[-1] for path in self.waiting.paths}
         self.last_hidden: dict[int, torch.Tensor] = {}
+        # Of each prompt whose rollouts are recorded, what was recorded of itself.
+        self.recorded: dict[int, tuple[RecordedRows, ...]] = {}
         self.finished: list[list[FinishedRollout]] = [[] for _ in self.prompts]
 
     def run(self) -> list[tuple[Rollout, ...]]:
@@ -383,14 +392,34 @@ class _ContinuousBatch:
         """Prefill the new nodes and decode behind them."""
         self.store.rearrange(stored, self.prefill.room(new, self.ends))
         self.last_hidden = {node: hidden for node, hidden in self.last_hidden.items() if node in stored}
-        self.last_hidden |= self.prefill.run(new, self.ends)
-        self.cohorts.append(self._cohort(chosen))
+        forwards = self._book_forward(chosen, new)
+        self.last_hidden |= self.prefill.run(new, self.ends, forwards is not None)
+        if forwards is not None:
+            for prompt in chosen:
+                path = self.waiting.paths[prompt]
+                self.recorded[prompt] = tuple(rows for node in path for rows in self.prefill.recorded[node])
+                forwards.count(self.recorded[prompt])
+        self.cohorts.append(self._cohort(chosen, forwards is not None))
         self.decoder.admit(self.cohorts[-1])
         if self.counts_prompts:
             self.stats.prefill_tokens += sum(self.waiting.nodes[node].num_tokens for node in new)
         self.stats.cohorts += 1
 
-    def _cohort(self, chosen: Sequence[int]) -> Cohort:
+    def _book_forward(self, chosen: Sequence[int], new: Sequence[int]) -> ForwardBudget | None:
+        """The budget for recording the forward of these prompts' rollouts; None where it is full, or something stored
+        before was not recorded."""
+        recorded, forwards = self.prefill.recorded, self.engine.forwards
+        for node in [node for node in recorded if node not in self.store.lengths]:
+            del recorded[node]
+        if forwards is None or self.prefill.sequence.size > 1:
+            return None
+        if {node for prompt in chosen for node in self.waiting.paths[prompt]} - {*new, *recorded}:
+            return None
+        prompt_tokens = sum(self.waiting.nodes[node].num_tokens for node in new)
+        fits = forwards.book(prompt_tokens, len(chosen) * self.rollouts_each * self.settings.max_new_tokens)
+        return forwards if fits else None
+
+    def _cohort(self, chosen: Sequence[int], records: bool) -> Cohort:
         device = self.policy.device
         rollouts = [(prompt, index) for prompt in chosen for index in range(self.rollouts_each)]
         prompts = [self.prompts[prompt] for prompt, _ in rollouts]
@@ -414,6 +443,7 @@ class _ContinuousBatch:
             torch.from_numpy(uniforms(keys, self.settings.max_new_tokens)).to(device),
             seen,
             no_tokens() if self.sampler.needs_generated else None,
+            records,
         )
 
     def _sample(self) -> None:
@@ -436,12 +466,17 @@ class _ContinuousBatch:
             for row in cohort.running_rows():
                 reason = self.engine.finish_reason(cohort.tokens_of(row))
                 if reason is not None:
-                    self._finish(cohort.finish(row, reason))
+                    finished = cohort.finish(row, reason)
+                    if cohort.records and cohort.num_generated > 1 and (ring := self.decoder.ring) is not None:
+                        finished = replace(finished, recorded=ring.recorded_rows(cohort, row))
+                    self._finish(finished)
             start = rows.stop
 
     def _finish(self, rollout: FinishedRollout) -> None:
         group = self.finished[rollout.prompt]
         group.append(rollout)
+        if rollout.prompt in self.recorded and self.engine.forwards is not None:
+            self.engine.forwards.release(self.settings.max_new_tokens)
         self.stats.new_tokens += len(rollout.token_ids)
         if len(group) == self.rollouts_each:
             self.waiting.done(rollout.prompt)
@@ -472,6 +507,11 @@ class _ContinuousBatch:
         self.stats.decode_steps += 1
 
     def _rollout(self, finished: FinishedRollout) -> Rollout:
+        forward = None
+        if (prompt := self.recorded.get(finished.prompt)) is not None:
+            forward = RecordedForward(prompt, finished.recorded, finished.logprobs, finished.entropies)
+            if self.engine.forwards is not None:
+                self.engine.forwards.count(finished.recorded)
         return Rollout(
             token_ids=finished.token_ids,
             rollout_logprobs=finished.logprobs,
@@ -479,6 +519,7 @@ class _ContinuousBatch:
             text=self.engine.text(finished.token_ids.tolist()),
             sampling_logprobs=finished.sampling_logprobs,
             entropies=finished.entropies,
+            forward=forward,
         )
 
 

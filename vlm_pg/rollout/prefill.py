@@ -16,6 +16,7 @@ from vlm_pg.models.contexts import ChunkContext, TreeContext
 from vlm_pg.models.linear_attention import LinearHeads, LinearStates
 from vlm_pg.models.policy import Policy, Rows, hidden_of_rows
 from vlm_pg.models.prompt_tree import PromptNode
+from vlm_pg.models.recorded import ForwardRecorder, RecordedRows
 from vlm_pg.models.stream_share import Division, Indices, StreamShare, rows_to_heads
 from vlm_pg.rollout.kv import PrefixStore
 from vlm_pg.types import Prompt, VisualFeatures
@@ -83,11 +84,16 @@ class Prefill:
         self._budget, self.divided = budget, divided
         self._layers = nullcontext() if layers is None else layers
         self._between_layers = between_layers
+        # What the layers computed of each node, in consecutive pieces, for the nodes of calls that record it.
+        self.recorded: dict[int, list[RecordedRows]] = {}
         text = policy.model.config.get_text_config()
         self.linear_heads = LinearHeads.of_config(text) if policy.family.linear_attention else None
 
-    def run(self, new: Sequence[int], ends: Collection[int]) -> dict[int, torch.Tensor]:
+    def run(self, new: Sequence[int], ends: Collection[int], records: bool = False) -> dict[int, torch.Tensor]:
         """Nodes that the store has room for already, parents first.
+
+        Args:
+            records: what the layers compute is added to ``recorded``.
 
         Returns:
             For each node of ``ends`` among them the last hidden state [D] of its last token.
@@ -102,7 +108,12 @@ class Prefill:
         for one in self._passes(new, ends):
             if self.policy.lockstep is not None:
                 self._between_layers()
-            last_hidden |= self._run(one, self._rows(one, features))
+            recorder = ForwardRecorder() if records else None
+            last_hidden |= self._run(one, self._rows(one, features), recorder)
+            if recorder is not None:
+                read = [int(index in one.read) for index in range(len(one.layout.pieces))]
+                for piece, rows in zip(one.layout.pieces, recorder.split(one.layout.sizes, read), strict=True):
+                    self.recorded.setdefault(piece.node, []).append(rows)
         return last_hidden
 
     def room(self, new: Sequence[int], ends: Collection[int]) -> dict[int, int]:
@@ -165,7 +176,7 @@ class Prefill:
             media_rows.numpy(),
         )
 
-    def _run(self, one: _Pass, on_host: Rows) -> dict[int, torch.Tensor]:
+    def _run(self, one: _Pass, on_host: Rows, recorder: ForwardRecorder | None) -> dict[int, torch.Tensor]:
         layout, share, read = one.layout, one.share, one.read
         kernel = self.policy.kernel_here
         context: _FromRoots | _BehindStored
@@ -174,7 +185,7 @@ class Prefill:
             context = _BehindStored(layout.tree, one.plan, layout.stored_indices, stored, kernel, share=share)
         else:
             context = _FromRoots(layout.tree, kernel, one.plan, share=share)
-        context.prefill, context.one = self, one
+        context.prefill, context.one, context.recorder = self, one, recorder
 
         def moved(x: torch.Tensor) -> torch.Tensor:
             return x.to(self.policy.device, non_blocking=True)

@@ -294,8 +294,8 @@ class SplitPrefixAttention:
         lse: torch.Tensor,
         scale: float,
         queries: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """As ``merge_into``, each level by one kernel: [R, N, H] over own keys and the prompts.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``merge_into``, each level by one kernel: [R, N, H] and [N, R] over own keys and the prompts.
 
         Args:
             out, lse: over own keys in T parts, [T, R, N, H] and [T, N, R].
@@ -313,8 +313,8 @@ class SplitPrefixAttention:
             out, lse = (x[None] for x in merge_parts(out, lse, parts, parts_lse, level.starts, dtype))
         if not self.levels:
             nothing = torch.empty(0, len(q), dtype=torch.int32, device=q.device)
-            out = merge_parts(out, lse, q[:0], lse[0, :, :0], nothing, q.dtype)[0][None]
-        return out[0]
+            out, lse = (x[None] for x in merge_parts(out, lse, q[:0], lse[0, :, :0], nothing, q.dtype))
+        return out[0], lse[0]
 
     def _over_pieces(
         self, layer_index: int, q: torch.Tensor, level: _Level, scale: float, queries: torch.Tensor | None = None

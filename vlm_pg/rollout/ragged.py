@@ -22,6 +22,7 @@ from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore, store_room
 from vlm_pg.rollout.linear_step import DeltaRule, RowStates, linear_attention_step_, rule_of, triton_rule
 from vlm_pg.rollout.merged import adapter_state
 from vlm_pg.rollout.prefix_attention import PrefixAttention, SplitPrefixAttention
+from vlm_pg.rollout.recording import StepRing
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Room of a row at first, and from how many rows on idle ones cost enough (states of linear-attention layers, routes of
@@ -211,6 +212,8 @@ class RaggedContext:
         fused: what stores new keys and values, attends to own tokens, and merges that with prompts.
     """
 
+    recorded = None
+
     def __init__(
         self,
         own: OwnRows,
@@ -220,6 +223,7 @@ class RaggedContext:
         rule: DeltaRule | None = None,
         fused: FusedStep | None = None,
     ):
+        self.recorder: StepRing | None = None
         self._own, self._states, self._rule, self._prompts, self._kernel = own, states, rule, prompts, kernel
         self._fused = fused or FusedStep("torch")
 
@@ -241,13 +245,18 @@ class RaggedContext:
             from vlm_pg.rollout.fused.attention import own_attention
 
             out, lse = own_attention(q, keys, values, self._own.lengths, scale)
-            return merging.merged_with(layer_index, q, out, lse, scale, queries)
-        out, lse = self._kernel.ragged_forward(q, keys, values, self._own.lengths, scale)
+        else:
+            out, lse = self._kernel.ragged_forward(q, keys, values, self._own.lengths, scale)
+            out, lse = (out[None], lse[None]) if merging else (out, lse)
         if merging:
-            return merging.merged_with(layer_index, q, out[None], lse[None], scale, queries)
-        merged = out.to(lse.dtype)
-        self._prompts.merge_into(layer_index, q, merged, lse, scale)
-        return merged.to(q.dtype)
+            out, lse = merging.merged_with(layer_index, q, out, lse, scale, queries)
+        else:
+            merged = out.to(lse.dtype)
+            self._prompts.merge_into(layer_index, q, merged, lse, scale)
+            out = merged.to(q.dtype)
+        if self.recorder is not None:
+            self.recorder.attended(layer_index, out, lse)
+        return out
 
     def mix_linear(self, layer_index: int, mixer: Any, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [R, D] of the new tokens -> [R, D]; the rows' states are replaced in place."""
@@ -313,7 +322,8 @@ class RaggedDecoder(Decoder):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        return self.store.nbytes + self._own.nbytes + self._states.nbytes
+        ring = 0 if self.ring is None else self.ring.nbytes
+        return self.store.nbytes + self._own.nbytes + self._states.nbytes + ring
 
     def reset(self) -> bool:
         if self._memory is None or self.nbytes > reusable_bytes(self._policy.device):
@@ -321,6 +331,8 @@ class RaggedDecoder(Decoder):
         self.store.rearrange((), {})
         self._own.clear()
         self._rows.clear()
+        if self.ring is not None:
+            self.ring.clear()
         self.graphs = replace(self.graphs, captures=0, replays=0, eager_steps=0)
         self._step = self._running = None
         return True
@@ -350,12 +362,16 @@ class RaggedDecoder(Decoder):
         taken = {row for rows in self._rows.values() for row in rows}
         free = [row for row in range(self._own.num_rows) if row not in taken]
         self._rows[cohort] = free[:new]
+        if self.ring is not None:
+            self.ring.admit(cohort, free[:new])
         self._states.start(self._rows[cohort], [path[-1] for path in cohort.own.paths], self.store)
         self._step = self._running = None
 
     def retain(self, cohort: Cohort, rows: Sequence[int]) -> None:
         of_cohort = self._rows[cohort]
         self._rows[cohort] = [of_cohort[row] for row in rows]
+        if self.ring is not None:
+            self.ring.retain(cohort, rows)
         if not rows:
             del self._rows[cohort]
         self._running = None
@@ -379,6 +395,8 @@ class RaggedDecoder(Decoder):
             self._running = _sent(list(lengths), self._policy.device)
         if self._step is None:
             self._step = self._step_here()
+        if self.ring is not None:
+            self.ring.next_step()
         self._own.advance()
         steps_left = min(self._own.capacity + 1, self._longest_response) - self._longest
         return self._step.step(self._running, tokens, positions, steps_left)
@@ -409,6 +427,9 @@ class RaggedDecoder(Decoder):
         self._move([row for rows in self._rows.values() for row in rows], num_rows)
         front = iter(range(num_rows))
         self._rows = {cohort: [next(front) for _ in rows] for cohort, rows in self._rows.items()}
+        self._context.recorder = self.ring
+        if self.ring is not None and self.ring.lay_out(self._rows, num_rows):
+            self._steps.clear()
 
     def _step_here(self) -> DecodeGraph:
         """The step for the current layout: one that was recorded for it, or a new one."""

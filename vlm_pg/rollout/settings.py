@@ -165,6 +165,12 @@ class RolloutSettings(Settings):
         description="Which log-probabilities of the sampling policy the loss uses. reuse: those computed in "
         "generation. recompute: those of the training forward.",
     )
+    keep_forward_gb: float | None = Field(
+        None,
+        ge=0.0,
+        description="GiB for what the layers compute while rollouts are sampled, from which the first update of a step "
+        "starts instead of computing its forward again; 0: off; default: a quarter of the memory free at the start.",
+    )
     mismatch_every: int = Field(
         50,
         ge=0,

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from vlm_pg.config import RunConfig
-from vlm_pg.data.order import check_weights, used_samples
-from vlm_pg.data.sample_sets import open_records
+from vlm_pg.data.sample_sets import check_weights, open_records, used_samples
 from vlm_pg.distributed import local_device
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.eval.eval_set import EvalSet

@@ -81,11 +81,7 @@ def candidates(folder: Path) -> list[tuple[int, Path]]:
 
 
 def find_checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """Complete checkpoints, oldest first.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """Complete checkpoints, oldest first. Raises OSError: the folder cannot be read."""
     return [(step, path) for step, path in candidates(folder) if problem_with(path) is None]
 
 

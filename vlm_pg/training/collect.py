@@ -143,6 +143,8 @@ class Collector:
         if self.algorithm.temporal_bonus:
             self._count_controls(groups + dropped)
         sampled = groups + dropped
+        for group in groups:
+            group.release_forwards(pruned_only=True)
         if self.algorithm.mask_truncated:
             groups = [without_truncated(group) for group in groups]
         # With prune correction, the loss averages over all sampled groups, including fully pruned ones.

@@ -9,11 +9,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from vlm_pg.algorithms.advantages import GroupRewards, kl_returns, mean_and_std, moments, token_rounding, whitened
+from vlm_pg.algorithms.advantages import (
+    GroupRewards,
+    kl_returns,
+    length_bonus,
+    mean_and_std,
+    moments,
+    overlong_penalty,
+    temporal_bonus,
+    token_rounding,
+    whitened,
+)
 from vlm_pg.algorithms.own import load_estimator
 from vlm_pg.algorithms.pruning import prune
 from vlm_pg.algorithms.settings import AlgorithmSettings
-from vlm_pg.algorithms.shaping import length_bonus, overlong_penalty, temporal_bonus
 from vlm_pg.distributed import RankLayout, gather_objects, max_over_ranks, sum_over_ranks
 from vlm_pg.metrics import LENGTH_CHART, REWARD_CHART, SPREAD_CHART, Chart, Metric
 from vlm_pg.rewards.parts import Response

@@ -11,8 +11,17 @@ from typing import Any
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.data.digests import changed_data, data_digests
-from vlm_pg.data.order import EpochOrder, Mixture, order_of, used_samples
-from vlm_pg.data.sample_sets import any_media, first_of_each, open_training, refuse_empty, usable_of_each
+from vlm_pg.data.sample_sets import (
+    EpochOrder,
+    Mixture,
+    any_media,
+    first_of_each,
+    open_training,
+    order_of,
+    refuse_empty,
+    usable_of_each,
+    used_samples,
+)
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.answer_files import AnswerFiles
@@ -140,8 +149,7 @@ class _Run:
         self.folder, self.presence = opening.open(from_step_1=resume_from is None)
         if resume_from is not None:
             console.info(f"resuming after step {self.progress.step} from {resume_from}")
-            for line in changed_data(self.state.get("data"), self.digests):
-                console.warn(line)
+            console.warn(*changed_data(self.state.get("data"), self.digests))
             if self.ranks.is_rank0:
                 abandon_others(self.folder.checkpoints, resume_from, self.progress.step, console.warn)
                 point_to_best(self.folder.checkpoints, config.training.keep_best, console.warn)
@@ -216,8 +224,7 @@ class _Run:
             )
             return 0
         mixture = str(self.order) if isinstance(self.order, Mixture) else ""
-        for line in introduction(config, self.policy, self.engine, len(self.samples), mixture):
-            console.info(line)
+        console.info(*introduction(config, self.policy, self.engine, len(self.samples), mixture))
         if warning := low_lora_rate(config):
             console.warn(warning)
         (console.info if self.memory.fits else console.warn)(self.memory.line)
@@ -346,7 +353,7 @@ class _Run:
         self.timeline.flush()
         if self.ranks.is_rank0:
             if self.config.observe.report:
-                from vlm_pg.observe.report import write_report
+                from vlm_pg.observe.report.page import write_report
 
                 self.console.info(f"report: {write_report(self.folder.path)}")
             self.console.info(f"run folder: {self.folder.path}")

@@ -267,15 +267,26 @@ def assign_update(engine: Engine, own: Update, token_budget: int, reference: Sco
     ranks, policy, parallel = engine.ranks, engine.policy, engine.parallel
     assert parallel is not None
     of_ranks = gather_objects([_GroupInfo.of(group, ranks.data_rank) for group in own.groups])
+    first = sum(map(len, of_ranks[: ranks.rank]))
     infos = [info for of_rank in of_ranks for info in of_rank]
     assignment = None
     if parallel.costs is not None and ranks.data_size > 1 and policy.settings.share_prefix:
         assignment = _assignment(infos, ranks.data_size, token_budget, parallel.costs)
     parts = _group_parts(infos, assignment, ranks.data_size)
-    outgoing = _outgoing(engine, own, sum(map(len, of_ranks[: ranks.rank])), parts)
+    outgoing = _outgoing(engine, own, first, parts)
     received = sorted((item for of_rank in exchange_objects(outgoing) for item in of_rank), key=lambda item: item[0])
     here = {group.sample.sample_id: group.prompt for group in own.groups} | parallel.prompts
     groups = [replace(group, prompt=group.prompt or here[group.sample.sample_id]) for _, group in received]
+    # Recorded forwards do not travel; those of rollouts that stay do not have to.
+    stays = {
+        number: own.groups[number - first].only(chosen)
+        for number, chosen in parts[ranks.data_rank]
+        if first <= number < first + len(own.groups)
+    }
+    groups = [
+        replace(group, rollouts=stays[number].rollouts) if number in stays else group
+        for (number, _), group in zip(received, groups, strict=True)
+    ]
     if assignment is None:
         return Share(groups, own.vision)
     encoded_here = [here[info.sample_id] for info in infos if info.trained and info.work.rank == ranks.data_rank]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlm_pg.config import RunConfig
-from vlm_pg.data.order import EpochOrder, Mixture
+from vlm_pg.data.sample_sets import EpochOrder, Mixture
 from vlm_pg.distributed import RankLayout
 from vlm_pg.prompts.prompt_source import PromptSource, Tamper
 from vlm_pg.types import BadSample, Prompt, Sample

@@ -18,15 +18,16 @@ from vlm_pg.algorithms.own import load_estimator, load_loss
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import RankLayout, gather_objects, join_ranks, launched_world_size, min_over_ranks
 from vlm_pg.errors import ConfigError, printable
-from vlm_pg.memory import free_bytes
+from vlm_pg.memory import GIB, free_bytes
 from vlm_pg.models.liger import liger_line
 from vlm_pg.models.loading import DTYPES
 from vlm_pg.models.logits import logits_fault
 from vlm_pg.models.memory_choice import Decision, Need, decide
 from vlm_pg.models.memory_sizes import LanguageShape, LanguageSizes, TowerShape, TowerSizes
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.recorded import ForwardBudget, recorded_bytes
 from vlm_pg.models.settings import Part
-from vlm_pg.models.weights import is_quantized, num_elements
+from vlm_pg.models.weights import is_quantized, is_sharded, num_elements
 from vlm_pg.observe.trackers import refuse_missing
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
@@ -37,6 +38,9 @@ from vlm_pg.training.settings import LEARNING_RATE, LORA_LEARNING_RATE
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.types import Sample
 from vlm_pg.versions import versions
+
+# Share of the free memory for recorded forwards.
+SHARE_FOR_FORWARDS = 0.25
 
 
 def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int, mixture: str = "") -> list[str]:
@@ -59,6 +63,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *policy.family.notes,
         *_rank_lines(config, policy, engine.ranks),
         f"algorithm: {', '.join([algorithm.preset or 'GRPO, token mean', *changed])}",
+        forward_line(config, engine),
         *([line] if (line := liger_line(policy.model)) else []),
         *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
@@ -275,7 +280,7 @@ def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Ne
 
 def make_sampler(
     config: RunConfig,
-    policy: Policy,
+    engine: Engine,
     samples: Sequence[Sample],
     run_folder: Path,
     stop: StopRequest,
@@ -286,8 +291,10 @@ def make_sampler(
     Raises:
         ConfigError: the packages of the server engine are not installed.
     """
+    policy = engine.policy
     if config.rollout.engine == "in_process":
-        return RolloutEngine(policy, config.rollout, config.run.seed, stop.between_tokens, lambda: stop.requested)
+        stops = stop.between_tokens, lambda: stop.requested
+        return RolloutEngine(policy, config.rollout, config.run.seed, *stops, forward_budget(config, engine))
     try:
         from vlm_pg.rollout.server.engine import ServerEngine
         from vlm_pg.rollout.server.messages import ChatMessages
@@ -300,6 +307,36 @@ def make_sampler(
     return ServerEngine(
         policy, config.rollout, config.run.seed, stop.between_tokens, messages, run_folder / "served", warn
     )
+
+
+def forward_budget(config: RunConfig, engine: Engine) -> ForwardBudget | None:
+    """Memory for recorded forwards, from which updates start; None where they compute their own."""
+    if forward_fault(config, engine):
+        return None
+    policy, limit = engine.policy, config.rollout.keep_forward_gb
+    # With shards of gradients, ranks reduce them in the order in which a backward makes them.
+    policy.records_forwards = engine.ranks.world_size > 1 and config.training.engine == "deepspeed"
+    free = SHARE_FOR_FORWARDS * free_bytes(policy.device) if limit is None else limit * GIB
+    return ForwardBudget(int(free), recorded_bytes(policy.family, policy.model.config, policy.dtype.itemsize))
+
+
+def forward_fault(config: RunConfig, engine: Engine) -> str | None:
+    """Why updates compute their forward, as end of a sentence; None where they start from that of sampling."""
+    reasons = {
+        "rollout.keep_forward_gb is 0": config.rollout.keep_forward_gb == 0,
+        "a server samples": config.rollout.engine == "server",
+        "model.share_prefix is false": not config.model.share_prefix,
+        "sequence ranks divide it": engine.ranks.sequence_size > 1,
+        "ZeRO-3 gathers weights module by module": is_sharded(engine.policy.model),
+        "a CUDA graph samples": engine.policy.device.type == "cuda",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def forward_line(config: RunConfig, engine: Engine) -> str:
+    if fault := forward_fault(config, engine):
+        return f"updates compute their forward: {fault}"
+    return "updates start from the forward of sampling, as far as rollout.keep_forward_gb has room for it"
 
 
 def make_control_sampler(config: RunConfig, policy: Policy, should_stop: Callable[[], bool]) -> Sampler | None:

@@ -128,7 +128,7 @@ class Trainer:
         self._digests = dict(data.digests)
         should_stop, warn = stop.between_tokens, console.warn
         self.stream = QuestionStream(config, data, progress.questions, self._record_bad, engine.ranks, should_stop)
-        self.sampler = make_sampler(config, self.policy, data.samples, folder.path, stop, warn)
+        self.sampler = make_sampler(config, engine, data.samples, folder.path, stop, warn)
         control = make_control_sampler(config, self.policy, should_stop)
         in_loss = config.algorithm.kl_in == "loss"
         scorer = None

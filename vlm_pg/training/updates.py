@@ -36,6 +36,7 @@ T = TypeVar("T")
 TOKENS_CHART = Chart("Tokens per step", 19)
 TOKENS_COMPUTED = Metric("tokens_computed", "tokens", "sum", TOKENS_CHART)
 TOKENS_REPEATED = Metric("tokens_repeated", "tokens", "sum", TOKENS_CHART)
+TOKENS_RECORDED = Metric("tokens_recorded", "tokens whose forward was that of sampling", "sum")
 TOKENS_SHARED = Metric("tokens_shared_across_questions", "tokens", "sum")
 QUESTIONS_SHARING = Metric("questions_sharing", "questions", "sum")
 GROUPS_CHUNKED = Metric("groups_chunked", "groups", "sum")
@@ -166,6 +167,9 @@ def update_policy(
             Engine and policy must be loaded anew before training goes on.
     """
     policy, parallel = engine.policy, engine.parallel
+    for group in update.groups:
+        if group.policy_version != policy.weights_version:
+            group.release_forwards()
     trained = [group.only_kept() for group in update.groups if trains(group)]
     loss, vision = _weighted(engine, update, trained, settings)
     plan = plan_groups(loss.groups, settings.micro_batch_tokens, policy.settings.share_prefix)
@@ -186,6 +190,7 @@ def update_policy(
             ref_logprobs = pass_logprobs(reference, streams, ref_features, settings.temperature)
         if groups:
             loss.tally.add(TOKENS_COMPUTED, streams.num_tokens(len(micro.chunks)))
+            loss.tally.add(TOKENS_RECORDED, streams.num_recorded)
             loss.tally.add(TOKENS_SHARED, streams.prompts.tokens_shared)
             loss.tally.add(QUESTIONS_SHARING, streams.prompts.num_sharing)
             if streams.prefixes:
@@ -201,6 +206,9 @@ def update_policy(
             every_weight=engine.needs_every_weight,
             entropy_graph=settings.algorithm.entropy_coef > 0,
         )
+        del streams
+        for group in groups:
+            group.release_forwards()
     _count_sharing(loss.tally, trained, plan.in_one_tree)
     with update.waiting():
         metrics = loss.tally.reduced(engine.ranks)

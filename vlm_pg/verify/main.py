@@ -27,8 +27,7 @@ import torch
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.memory import give_freed_memory_back, peak_above_baseline
 from vlm_pg.config import RunConfig
-from vlm_pg.data.order import order_of, used_samples
-from vlm_pg.data.sample_sets import first_of_each, open_training, refuse_empty
+from vlm_pg.data.sample_sets import first_of_each, open_training, order_of, refuse_empty, used_samples
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.feature_cache import keep_features
@@ -299,14 +298,12 @@ def verify(config: RunConfig, questions: int, response_tokens: int) -> bool:
     reference = run_side(policy, groups, repeated_backward)
     in_fp32 = run_side(policy, groups, shared)
     found = errors(in_fp32.values, reference.values)
-    for line in fp32_lines(in_fp32, reference, found):
-        console.info(line)
+    console.info(*fp32_lines(in_fp32, reference, found))
     faults = list(too_far_in_fp32(found))
     if config.model.dtype == "bf16":
         del policy
         faults += _in_bf16(config, groups, reference, console)
-    for fault in faults:
-        console.warn(fault)
+    console.warn(*faults)
     console.info("verify: FAILED, sharing is not exact here" if faults else "verify: passed, sharing is exact here")
     return not faults
 
@@ -317,8 +314,7 @@ def _in_bf16(config: RunConfig, groups: Sequence[ResponseGroup], reference: Side
     repeated = run_side(policy, groups, repeated_backward)
     shared = run_side(policy, groups, shared_backward(config.training.micro_batch_tokens))
     of_shared, of_repeated = (errors(side.values, reference.values) for side in (shared, repeated))
-    for line in bf16_lines(shared, repeated, of_shared, of_repeated):
-        console.info(line)
+    console.info(*bf16_lines(shared, repeated, of_shared, of_repeated))
     return too_far_in_bf16(of_shared, of_repeated)
 
 

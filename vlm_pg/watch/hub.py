@@ -74,11 +74,7 @@ class Connection:
                     return
 
     def receive(self) -> list[dict[str, Any]]:
-        """The objects that have arrived, if any.
-
-        Raises:
-            EOFError: the other end is gone, or sent no JSON object.
-        """
+        """The objects that have arrived, if any. Raises EOFError: the other end is gone, or sent no JSON object."""
         while not self._has_ended and len(self._unread) <= MAX_LINE_BYTES:
             try:
                 data = self._connection.recv(MAX_LINE_BYTES)
@@ -101,11 +97,7 @@ class Connection:
         return messages
 
     def wait(self, seconds: float | None = None) -> list[dict[str, Any]]:
-        """The next objects, at least one.
-
-        Raises:
-            EOFError: as ``receive``, and at the time-out.
-        """
+        """The next objects, at least one. Raises EOFError: as ``receive``, and at the time-out."""
         end_seconds = None if seconds is None else time.monotonic() + seconds
         while self._is_ready(select.POLLIN, None if end_seconds is None else end_seconds - time.monotonic()):
             if messages := self.receive():

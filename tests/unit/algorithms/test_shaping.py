@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vlm_pg.algorithms.shaping import length_bonus, overlong_penalty, temporal_bonus
+from vlm_pg.algorithms.advantages import length_bonus, overlong_penalty, temporal_bonus
 
 TEMPORAL = {"bonus": 0.3, "ratio": 0.8, "right_above": 0.1}
 LENGTH = {"bonus": 0.2, "tokens": (320, 512), "right_above": 0.1}

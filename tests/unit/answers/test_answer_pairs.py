@@ -7,8 +7,8 @@ import pytest
 from tests.support.answer_pairs import Pair, pairs
 from tests.unit.answers.helpers import make_sample
 from vlm_pg.answers import mathematics
+from vlm_pg.answers.choices import named_letters
 from vlm_pg.answers.grading import CHECKERS
-from vlm_pg.answers.multiple_choice import named_letters
 from vlm_pg.rewards.settings import RewardSettings
 from vlm_pg.types import ANSWER_KINDS, AnswerKind
 

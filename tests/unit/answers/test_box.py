@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.answers.helpers import make_sample
-from vlm_pg.answers.box import check_box, parse_boxes
+from vlm_pg.answers.overlap import check_box, parse_boxes
 from vlm_pg.answers.verdict import Verdict
 from vlm_pg.rewards.settings import RewardSettings
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.answers.helpers import make_sample
+from vlm_pg.answers.choices import check_yes_no, stated_sides
 from vlm_pg.answers.texts import check_exact
 from vlm_pg.answers.verdict import Verdict
-from vlm_pg.answers.yes_no import check_yes_no, stated_sides
 from vlm_pg.rewards.settings import RewardSettings
 
 SETTINGS = RewardSettings()

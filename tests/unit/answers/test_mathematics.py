@@ -13,8 +13,7 @@ from vlm_pg.answers.grading import mathematics_verdict
 from vlm_pg.answers.latex import statement, words
 from vlm_pg.answers.mathematics import MAX_CHARACTERS, compare, refusal
 from vlm_pg.answers.pool import Outcome
-from vlm_pg.rewards.gold import gold_faults
-from vlm_pg.rewards.rewarder import Rewarder
+from vlm_pg.rewards.rewarder import Rewarder, gold_faults
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.answers.helpers import make_sample
-from vlm_pg.answers.multiple_choice import check_multiple_choice, named_letters, split_options
+from vlm_pg.answers.choices import check_multiple_choice, named_letters, split_options
 from vlm_pg.rewards.settings import RewardSettings
 
 OPTIONS = ("A. red", "B. blue", "C. A dog", "D. Vitamin C")

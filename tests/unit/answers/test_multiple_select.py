@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.unit.answers.helpers import make_sample
-from vlm_pg.answers.multiple_choice import check_multiple_select
+from vlm_pg.answers.choices import check_multiple_select
 from vlm_pg.rewards.settings import RewardSettings
 
 OPTIONS = ("A. the red cube", "B. it, and a sphere", "C. none of them", "D. a cat or a dog")

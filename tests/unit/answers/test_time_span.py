@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.answers.helpers import make_sample
-from vlm_pg.answers.time_span import check_time_span, parse_spans
+from vlm_pg.answers.overlap import check_time_span, parse_spans
 from vlm_pg.answers.verdict import Verdict
 from vlm_pg.rewards.settings import RewardSettings
 

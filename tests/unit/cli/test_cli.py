@@ -172,7 +172,7 @@ def test_a_full_disk_gives_no_advice_about_training_where_nothing_trains(
 def test_exit_code_after_ctrl_c(
     run_dir: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake_module("vlm_pg.observe.report", write_report=Mock(side_effect=KeyboardInterrupt()))
+    fake_module("vlm_pg.observe.report.page", write_report=Mock(side_effect=KeyboardInterrupt()))
     assert cli.main(["report", str(run_dir)]) == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -180,7 +180,7 @@ def test_exit_code_after_ctrl_c(
 def test_report_prints_its_path(
     run_dir: Path, fake_module: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake_module("vlm_pg.observe.report", write_report=lambda path: path / "report.html")
+    fake_module("vlm_pg.observe.report.page", write_report=lambda path: path / "report.html")
     assert cli.main(["report", str(run_dir)]) == 0
     assert capsys.readouterr().out.strip() == str(run_dir / "report.html")
     assert cli.main(["report", str(run_dir / "absent")]) == 2

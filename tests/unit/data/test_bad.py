@@ -49,7 +49,7 @@ def test_faults_that_are_not_unicode_are_read_back_equal(tmp_path: Path) -> None
     for _ in range(2):
         BadSampleLog(file, 1, 1).record_tried(1, [fault])
     assert BadSample(**json.loads(file.read_text("utf-8"))) == fault
-    assert "trace" not in line_of(bad(1))
+    assert b"trace" not in line_of(bad(1))
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vlm_pg.data.gold import close_gap, option_texts, options_of
+from vlm_pg.data.fields import close_gap, option_texts, options_of
 from vlm_pg.data.records import parse_record, to_record
 from vlm_pg.errors import SampleError
 

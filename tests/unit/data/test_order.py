@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlm_pg.data.order import EpochOrder, Mixture, index_at, order_of
+from vlm_pg.data.sample_sets import EpochOrder, Mixture, index_at, order_of
 from vlm_pg.errors import ConfigError
 from vlm_pg.types import Sample
 

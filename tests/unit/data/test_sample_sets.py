@@ -15,16 +15,17 @@ from pydantic import ValidationError
 
 from tests.support.data_sets import write_shards
 from vlm_pg.data import prepared, sample_sets
-from vlm_pg.data.order import Mixture, order_of
 from vlm_pg.data.prepared import ShardWriter, to_row
 from vlm_pg.data.records import line_of_record, read_records, write_records
 from vlm_pg.data.sample_sets import (
+    Mixture,
     PreparedRecords,
     SeveralSets,
     any_media,
     first_of_each,
     open_records,
     open_training,
+    order_of,
     refuse_empty,
     sources_of,
 )

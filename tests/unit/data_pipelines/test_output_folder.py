@@ -23,7 +23,7 @@ from vlm_pg.data.files import read_raw
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError
 from vlm_pg.progress import Bar
-from vlm_pg.rewards.gold import gold_faults
+from vlm_pg.rewards.rewarder import gold_faults
 from vlm_pg.types import BadSample, Sample
 
 ARGUMENTS = {"seed": 0, "train": 8}

@@ -48,7 +48,7 @@ from tests.unit.data_pipelines.test_set_rows import LETTER, ROWS, dialogue
 from vlm_pg.answers.mathematics import compare
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError, SampleError
-from vlm_pg.rewards.gold import gold_faults
+from vlm_pg.rewards.rewarder import gold_faults
 from vlm_pg.types import BadSample, Cue, MediaRef, Sample
 
 Row = dict[str, Any]

@@ -18,7 +18,7 @@ from data_pipelines.engine.annotation_files import find_files
 from data_pipelines.engine.rows import form_of
 from tests.support.pipeline_rows import check_odd_rows, example, one_row
 from tests.support.published.case import cases_of, dataset_of, lay_out
-from vlm_pg.rewards.gold import gold_faults
+from vlm_pg.rewards.rewarder import gold_faults
 from vlm_pg.types import BadSample, MediaRef, Sample
 
 Row = dict[str, Any]

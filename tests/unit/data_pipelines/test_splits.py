@@ -17,7 +17,7 @@ from data_pipelines.engine.resume import Verdict
 from data_pipelines.engine.splits import Assigned, Repeats, Splitter
 from tests.support.pipeline_rows import write_lines
 from tests.support.tiny_media import write_media
-from vlm_pg.check.leakage import question_key
+from vlm_pg.check.records import question_key
 from vlm_pg.data.dedup import Ledger, path_key, text_key
 from vlm_pg.data.records import read_records
 from vlm_pg.media.decode_file import MediaFacts

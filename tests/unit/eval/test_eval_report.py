@@ -16,9 +16,8 @@ import pytest
 from tests.support.eval_results import data_uri, output, picture, question, write_results
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.report import write_eval_report
 from vlm_pg.eval.report.embed import Room, flags_of, marks_of, outcome_of
-from vlm_pg.eval.report.page import comparison_rows
+from vlm_pg.eval.report.page import comparison_rows, write_eval_report
 from vlm_pg.eval.report.results import Mark
 
 HOSTILE = '</script><script>alert(1)</script><img src="https://evil.example/x.png" onerror=alert(2)>\x1b[2J\u202e\u2028'

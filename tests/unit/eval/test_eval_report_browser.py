@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.browser import Browser, browser, needs_browser
 from tests.support.eval_results import data_uri, output, picture, question, write_results
-from vlm_pg.eval.report import write_eval_report
+from vlm_pg.eval.report.page import write_eval_report
 
 pytestmark = needs_browser
 

@@ -10,8 +10,17 @@ import numpy as np
 import pytest
 
 from tests.unit.eval.questions import output, question
-from vlm_pg.eval.estimates import mean_of, mean_of_estimates, t_quantile
-from vlm_pg.eval.measures import counts_of, figure_of, ks_of, majority_at_k, measure, question_pass_at_k
+from vlm_pg.eval.measures import (
+    counts_of,
+    figure_of,
+    ks_of,
+    majority_at_k,
+    mean_of,
+    mean_of_estimates,
+    measure,
+    question_pass_at_k,
+    t_quantile,
+)
 from vlm_pg.eval.tables import estimates_of, shown
 
 

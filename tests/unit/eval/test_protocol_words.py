@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.asking import CAT_OR_DOG, choice, question_of
-from vlm_pg.eval.protocols.load import load_protocol, protocol_names
+from vlm_pg.eval.protocols.protocol import load_protocol, protocol_names
 from vlm_pg.eval.wording import words
 from vlm_pg.types import Sample
 

@@ -15,8 +15,7 @@ from tests.support.asking import choice, question_of
 from vlm_pg.answers.published import PUBLISHED
 from vlm_pg.errors import ConfigError, SampleError
 from vlm_pg.eval.aggregation import AGGREGATIONS
-from vlm_pg.eval.protocols.load import load_protocol, protocol_names
-from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.protocols.protocol import Protocol, load_protocol, protocol_names
 from vlm_pg.eval.settings import EvalSettings
 from vlm_pg.eval.wording import words
 from vlm_pg.media.sampling import WHOLE, Timeline, choose

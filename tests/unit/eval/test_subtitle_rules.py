@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from vlm_pg.errors import SampleError
-from vlm_pg.eval.protocols.load import load_protocol
-from vlm_pg.eval.protocols.protocol import SubtitleRule
+from vlm_pg.eval.protocols.protocol import SubtitleRule, load_protocol
 from vlm_pg.eval.wording import interleaved, shown_subtitles, wording_of, words
+from vlm_pg.prompts.chat import Turn
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.turn import Turn
 from vlm_pg.types import Cue, DecodedMedia, MediaRef, Sample
 
 CUES = (Cue(1.0, 3.0, "one"), Cue(2.5, 4.0, "two"), Cue(4.0, 4.0, "never"), Cue(5.0, 9.0, "three"))

@@ -258,8 +258,8 @@ def facts(kind: MadeOf, decoder: str = "auto", device: str = "cpu") -> Any:
 
 
 def of_package(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    version = frame_cache._version
-    return lambda patched: patched.setattr(frame_cache, "_version", lambda one: "0" if one == name else version(one))
+    version = frame_cache.version_of
+    return lambda patched: patched.setattr(frame_cache, "version_of", lambda one: "0" if one == name else version(one))
 
 
 FFMPEG = {**av.library_versions, "libswscale": (1, 2, 3)}

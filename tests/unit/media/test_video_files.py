@@ -16,7 +16,7 @@ from tests.support.clips import Clip, number_of, write
 from tests.support.odd_clips import encode, read_index
 from tests.support.refusals import refused
 from vlm_pg.errors import SampleError
-from vlm_pg.eval.protocols.load import load_protocol, protocol_names
+from vlm_pg.eval.protocols.protocol import load_protocol, protocol_names
 from vlm_pg.media import seeking
 from vlm_pg.media.boundary import DecodeFailure
 from vlm_pg.media.container import VideoHeader, open_video

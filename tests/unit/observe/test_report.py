@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.unit.observe.builders import make_group, make_run, make_summary
 from vlm_pg.errors import ConfigError
 from vlm_pg.observe.logs import RolloutsLog
-from vlm_pg.observe.report import timeline, write_report
+from vlm_pg.observe.report import timeline
 from vlm_pg.observe.report.charts import (
     MAX_POINTS,
     Curve,
@@ -29,6 +29,7 @@ from vlm_pg.observe.report.charts import (
     rolling_mean,
     tick_label,
 )
+from vlm_pg.observe.report.page import write_report
 from vlm_pg.observe.report.read import Series
 from vlm_pg.observe.report.rollouts import choose_questions, highlight
 from vlm_pg.observe.run_folder import RunFolder

@@ -20,9 +20,9 @@ from vlm_pg.media.sampling import Part
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.prompt_tree import prompt_tree
 from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.chat import subtitle_lines
 from vlm_pg.prompts.prompt_source import SourcePool
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.turn import subtitle_lines
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.types import Cue, DecodedMedia, MediaRef, Prompt, Sample
 

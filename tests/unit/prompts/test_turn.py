@@ -13,12 +13,11 @@ import torch
 from tests.support.asking import choice
 from tests.support.tiny import tiny_processor
 from vlm_pg.errors import ModelError, SampleError
-from vlm_pg.eval.protocols.load import load_protocol
-from vlm_pg.eval.protocols.protocol import Protocol
+from vlm_pg.eval.protocols.protocol import Protocol, load_protocol
 from vlm_pg.eval.wording import wording_of
 from vlm_pg.prompts.builder import PromptBuilder, Wording, settings_wording
+from vlm_pg.prompts.chat import Medium, Turn, with_media
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.prompts.turn import Medium, Turn, with_media
 from vlm_pg.types import Cue, DecodedMedia, MediaKind, MediaRef, Prompt, Sample
 
 IMAGE, VIDEO = "<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|><|video_pad|><|vision_end|>"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vlm_pg.errors import GradientMismatchError
-from vlm_pg.training.gradient_guard import GradientGuard
+from vlm_pg.training.deepspeed_engine import GradientGuard
 
 BETAS = (0.9, 0.95)
 MAX_NORM = 0.5

@@ -38,11 +38,7 @@ class EntryPointError(ImportError):
 
 
 def import_first(modules: Sequence[str]) -> Any:
-    """The first of ``modules`` that imports.
-
-    Raises:
-        EntryPointError: none does; the message has the reason for each.
-    """
+    """The first of ``modules`` that imports. Raises EntryPointError: none does; the message has the reason for each."""
     problems = []
     for name in modules:
         try:

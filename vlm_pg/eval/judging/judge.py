@@ -24,7 +24,7 @@ from vlm_pg.eval.contracts import Answered, Judged, Output, Reading
 from vlm_pg.eval.judging.forms import JudgeQuestion, TooLong, decision, gold_of, prompts_digest, question_about
 from vlm_pg.eval.settings import EvalJudgeSettings
 from vlm_pg.files import json_line, parse_json_line, write_bytes_atomic
-from vlm_pg.http.chat import ChatServer, NoReply, judge_key
+from vlm_pg.http.chat import CHAT_SETTINGS, ChatServer, NoReply, judge_key
 from vlm_pg.observe.console import Console
 from vlm_pg.rewards.settings import RewardSettings
 
@@ -169,15 +169,7 @@ class _Judge(AbstractContextManager["_Judge"]):
     def __init__(self, settings: EvalJudgeSettings, reward: RewardSettings, console: Console):
         key = check_judge(settings)
         self._settings, self._console, self._url = settings, console, str(settings.url).rstrip("/")
-        self._server = ChatServer(
-            self._url,
-            settings.model,
-            key,
-            "eval.judge",
-            settings.timeout_seconds,
-            settings.retries,
-            settings.concurrency,
-        )
+        self._server = ChatServer("eval.judge", key, **settings.model_dump(include=CHAT_SETTINGS))
         self._whole = WholeReader(reward, console.warn)
 
     def __exit__(self, *error: object) -> None:

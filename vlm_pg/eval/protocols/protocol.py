@@ -6,6 +6,10 @@ Templates word the user's turn, with placeholders:
 {details.KEY}       what the set publishes of the question under KEY
 [[ ... ]]           left out where a placeholder inside it is empty, or details lack its KEY
 {{ and }}           a brace
+
+A bundled file has ``common``, what its variants share, and ``variants``. ``base`` of a variant, or of a file of one's
+own, names one or several that it begins with. ``media`` and ``sampling`` are laid over each other key by key,
+``differs_also`` is put behind what ``differs`` of the bases says; all else replaces what was there.
 """
 
 from __future__ import annotations
@@ -15,15 +19,18 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
+from vlm_pg.config_files import describe, read_tree
+from vlm_pg.errors import ConfigError, printable
 from vlm_pg.media.settings import MediaSettings
-from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.prompts.settings import PromptSettings, refuse_control_tokens
 from vlm_pg.settings import Settings
-from vlm_pg.types import CONTROL_TOKEN, Sample
+from vlm_pg.types import Sample
 
 OptionStyle = Literal["A. text", "(A) text", "A: text"]
 SubtitleRule = Literal["none", "at_frames", "lmms", "kit", "qwen3_vl", "interleaved"]
@@ -94,16 +101,7 @@ class Protocol(Settings):
     aggregation: str = Field("mean", min_length=1, description="How the set's figures are made, by name or by path.")
     categories: tuple[str, ...] = Field((), description="Keys of details that figures are also given by, in groups.")
 
-    @field_validator("system", "templates", "answer_prefix")
-    @classmethod
-    def _no_control_tokens(cls, value: Any) -> Any:
-        for text in value.values() if isinstance(value, dict) else (value,):
-            if found := CONTROL_TOKEN.search(text):
-                raise ValueError(
-                    f"contains the control token '{found[0]}'. Plain text is allowed; the chat template adds the "
-                    "control tokens. Remove it."
-                )
-        return value
+    _no_control_tokens = field_validator("system", "templates", "answer_prefix")(refuse_control_tokens)
 
     @field_validator("media")
     @classmethod
@@ -185,20 +183,8 @@ class Protocol(Settings):
 
     def rollout_changes(self) -> dict[str, Any]:
         """What the protocol sets of section ``rollout``; everything else that changes what is drawn is switched off."""
-        sampling = self.sampling
-        return {
-            "num_generations": sampling.num_generations,
-            "max_new_tokens": self.max_new_tokens,
-            "min_new_tokens": 0,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": sampling.presence_penalty,
-            "stop_token_ids": (),
-            "stop_strings": (),
-        }
+        off = {"min_new_tokens": 0, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": (), "stop_strings": ()}
+        return {**self.sampling.model_dump(exclude={"seed"}), "max_new_tokens": self.max_new_tokens, **off}
 
 
 def detail_text(value: Any) -> str:
@@ -319,3 +305,96 @@ def _unpaired(text: str, problem: str) -> ValueError:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= 80 else f"{text[:77]}...")
+
+
+_SETS = Path(__file__).parent / "sets"
+# Common beginnings of variants of several sets; no set of its own.
+_SHARED = "shared"
+
+
+@cache
+def _variants() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """The settings common to its file, and its own, of every bundled variant."""
+    found = {}
+    for path in sorted(_SETS.glob("*.yaml")):
+        values = read_tree(path).values
+        for variant, own in values["variants"].items():
+            found[f"{path.stem}/{variant}"] = (values.get("common") or {}, own)
+    return found
+
+
+def protocol_names() -> list[str]:
+    """SET/VARIANT of every bundled protocol, in order."""
+    return [name for name in _variants() if not name.startswith(f"{_SHARED}/")]
+
+
+def load_protocol(name: str) -> Protocol:
+    """The bundled protocol SET/VARIANT, or that of a YAML file: ``load_protocol("video_mme/lmms")``.
+
+    Args:
+        name: a name, or a path that ends in .yaml or .yml.
+
+    Raises:
+        ConfigError: there is none of that name (the nearest are named), the file cannot be read, or its settings do not
+            make a protocol.
+    """
+    if name.endswith((".yaml", ".yml")):
+        path, shown = Path(name), printable(name, 300)
+        values = dict(read_tree(path).values)
+        if "variants" in values:
+            raise ConfigError(
+                f"{shown} has 'variants'. The settings of one protocol are expected. Write each variant into a file of "
+                "its own."
+            )
+        return _protocol(_with_bases({}, values), path.stem, shown)
+    if name not in protocol_names():
+        raise ConfigError(_unknown(name))
+    return _bundled(name)
+
+
+@cache
+def _bundled(name: str) -> Protocol:
+    return _protocol(_with_bases(*_variants()[name]), name, f"the bundled protocol {name}")
+
+
+def _protocol(values: Mapping[str, Any], name: str, source: str) -> Protocol:
+    try:
+        return Protocol.model_validate({"name": name, **values})
+    except ValidationError as error:
+        lines = describe(error, Protocol, {}, default_source=source)
+        raise ConfigError(f"The protocol in {source} cannot be used:\n  " + "\n  ".join(lines)) from None
+
+
+def _with_bases(common: Mapping[str, Any], variant: Mapping[str, Any]) -> dict[str, Any]:
+    """The common settings, then those of each ``base``, then the variant's own."""
+    own = dict(variant)
+    bases = own.pop("base", [])
+    merged = dict(common)
+    for base in [bases] if isinstance(bases, str) else bases:
+        if base not in _variants():
+            raise ConfigError(f"'base' of a protocol cannot be used. {_unknown(str(base))}")
+        merged = _merged(merged, _with_bases(*_variants()[base]))
+    return _merged(merged, own)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**below, **above}
+    if isinstance(merged.get("differs_also"), str):
+        merged["differs"] = f"{merged.get('differs', '')} {merged.pop('differs_also')}".strip()
+    for key in ("media", "sampling"):
+        if isinstance(below.get(key), Mapping) and isinstance(above.get(key), Mapping):
+            merged[key] = {**below[key], **above[key]}
+    return merged
+
+
+def _unknown(name: str) -> str:
+    names = protocol_names()
+    of_set = [one for one in names if one.partition("/")[0] == name.partition("/")[0]]
+    near = difflib.get_close_matches(name, of_set or names, n=1, cutoff=0.5)
+    advice = f"Did you mean {near[0]}? " if near else ""
+    sets = dict.fromkeys(one.partition("/")[0] for one in names)
+    advice += f"Of this set there are {', '.join(of_set)}." if of_set else f"Sets: {', '.join(sets)}."
+    return (
+        f"There is no protocol '{printable(name, 200)}'. SET/VARIANT of a bundled one, or a path that ends in .yaml, "
+        f"is expected. {advice}"
+    )

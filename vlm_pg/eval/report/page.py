@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.eval.estimates import mean_of
-from vlm_pg.eval.report.embed import Embedded, Room, embed
+from vlm_pg.eval.measures import mean_of
+from vlm_pg.eval.report.embed import Room, embed
 from vlm_pg.eval.report.results import Marks, Results, label, read_marks, read_results
 from vlm_pg.observe.report.charts import Curve, LineChart, draw_chart
 from vlm_pg.observe.report.markup import (
@@ -71,6 +71,8 @@ def write_eval_report(
     marks = [read_marks(run) for run in runs]
     others = [(run.name, found) for run, found in zip(runs[1:], marks[1:], strict=True)]
     embedded = embed(this, others, room)
+    pieces = {"index": embedded.index} | {f"page-{number}": page for number, page in enumerate(embedded.pages)}
+    pieces |= {f"frames-{number}": chunk for number, chunk in enumerate(embedded.frames)}
     sets, ks = set_views(runs), k_rows(runs)
     comparison = comparison_rows(marks[0], others)
     of_run = [read_results(Path(one)) for one in checkpoints]
@@ -104,16 +106,9 @@ def write_eval_report(
         protocol=protocol,
         more_protocol=more_protocol,
         embedded=embedded,
-        data=_data(embedded),
+        # Element id and content of each piece. Base64 and lists of it hold nothing that could be markup.
+        data=[(name, Markup(piece)) for name, piece in pieces.items()],
     )
-
-
-def _data(embedded: Embedded) -> list[tuple[str, Markup]]:
-    """Element id and content of each piece of data. Base64 and lists of it hold nothing that could be markup."""
-    pieces = [("index", embedded.index)]
-    pieces += [(f"page-{number}", page) for number, page in enumerate(embedded.pages)]
-    pieces += [(f"frames-{number}", chunk) for number, chunk in enumerate(embedded.frames)]
-    return [(name, Markup(piece)) for name, piece in pieces]
 
 
 def _tiles(this: Results) -> list[dict[str, Any]]:
@@ -294,7 +289,7 @@ def _flattened(prefix: str, value: Any, depth: int = 0) -> list[tuple[str, str]]
 
 def comparison_rows(own: Marks, others: Sequence[tuple[str, Marks]]) -> list[list[str]]:
     """Set, other run, n, mean difference (own minus other), standard error, higher and lower, where both share
-    questions with a score. The error is clustered (``estimates.py``); "–" with a single cluster.
+    questions with a score. The error is clustered (``measures.py``); "–" with a single cluster.
     """
     rows = []
     for name, marks in own.items():

@@ -111,11 +111,7 @@ class ModelEntry(_Part):
 
 
 def parse_part(kind: type[P], value: Any, name: str) -> P:
-    """``value`` as a part of a completion, which messages call ``name``.
-
-    Raises:
-        AnswerError: it does not match.
-    """
+    """``value`` as a part of a completion, which messages call ``name``. Raises AnswerError: it does not match."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
