@@ -10,7 +10,7 @@ T packed tokens, N query heads, K key-value heads, H head dim, D model dim, V vo
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,8 +19,6 @@ from vlm_pg.errors import SampleError, printable
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-    from vlm_pg.models.recorded import RecordedForward
 
 MediaKind = Literal["image", "video"]
 AnswerKind = Literal[
@@ -263,6 +261,50 @@ class VisualFeatures:
     features: torch.Tensor | None
     weights_version: int
     carries_graph: bool
+
+
+# A layer, and what of it: "input" (behind the last layer its output), "out" and "lse" of attention, "experts".
+Kind = tuple[int, str]
+
+
+@dataclass(eq=False)
+class RecordedRows:
+    """What the layers computed of n consecutive tokens of a sequence.
+
+    ``tensors``: [n, ...] each (``Network.recorded_kinds``), or what gets them back (``get``). Attention and routes in
+    the last layer, and its output, are there for the last rows only where no others are read. ``nbytes``: of all.
+    """
+
+    num_tokens: int
+    tensors: dict[Kind, Any] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def keep(self, kind: Kind, rows: torch.Tensor, put: Callable[[torch.Tensor], Any]) -> None:
+        """Add ``put(rows)``."""
+        self.tensors[kind] = put(rows)
+        self.nbytes += rows.nbytes
+
+
+@dataclass(eq=False)
+class RecordedForward:
+    """The forward of one rollout.
+
+    ``prompt``: consecutive pieces of its prompt, shared with other rollouts. ``own``: pieces of the response's tokens
+    but the last one, which is never read. ``logprobs``, ``entropies``: fp32 [R].
+    """
+
+    prompt: Sequence[RecordedRows]
+    own: Sequence[RecordedRows]
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+
+    def release(self) -> None:
+        """Drop the tensors: they have been used, or will not be."""
+        self.prompt, self.own = (), ()
+
+    def __reduce__(self) -> Any:
+        # Another process gets none: the tensors are larger than what they save there.
+        return type(None), ()
 
 
 @dataclass(frozen=True)

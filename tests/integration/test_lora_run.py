@@ -105,7 +105,7 @@ def test_the_adapter_trains_and_is_all_that_is_saved(whole: Path) -> None:
     lines = read_lines(whole / "metrics.jsonl")
     assert all(line["grad_norm"] > 0 for line in lines)
     # At first B is zero and the policy is its reference; then it moves away.
-    assert lines[0]["kl"] == 0 < lines[-1]["kl"]
+    assert lines[0]["kl"] < 1e-9 < lines[-1]["kl"]
     first, last = adapter(whole, 1), adapter(whole)
     assert all(".lora_" in name and (first[name] != last[name]).any() for name in first)
     assert not (checkpoint(whole) / "model.safetensors").exists() and not (checkpoint(whole) / "config.json").exists()

@@ -1,4 +1,7 @@
-"""The plan against the measured peak of real updates: within 15 %, weights, optimizer and activations together."""
+"""The plan against the measured peak of real updates: within 15 %, weights, optimizer and activations together.
+
+Of updates that start from recorded forwards: within 10 %.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ import pytest
 from tests.support.plan_cases import CASES
 from tests.support.processes import ModuleProcess, launch_ranks
 
-WITHIN = 0.15
+WITHIN, WITHIN_RECORDED = 0.15, 0.1
 
 
 def check(found: dict[str, Any]) -> None:
     print(f"{found['name']}: measured {found['measured'] / 2**20:.1f} MiB, planned {found['planned'] / 2**20:.1f} MiB")
-    assert found["planned"] == pytest.approx(found["measured"], rel=WITHIN)
+    within = WITHIN if CASES[found["name"]].recorded is None else WITHIN_RECORDED
+    assert found["planned"] == pytest.approx(found["measured"], rel=within)
 
 
 def one_process(name: str) -> None:

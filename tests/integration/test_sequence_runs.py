@@ -44,7 +44,9 @@ FEATURES: dict[str, list[str]] = {
 OF_RANKS = {"prompts together": ["rollout.split=prompts"], "prompts in parts": ["rollout.divide_prefix=always"]}
 DEFAULT = ("prompts in parts", "lora", "several updates")
 # Metrics of how the work was done, not of what was computed.
-ABOUT_THE_WORK = ("seconds", "step_seconds", "tokens_per_second", "generation/", "core_wait_share", "mismatch/")
+ABOUT_THE_WORK = (
+    *("seconds", "step_seconds", "tokens_per_second", "tokens_recorded", "generation/", "core_wait_share", "mismatch/"),
+)
 
 
 def sequence_run(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,8 +90,8 @@ def test_passes_for_other_ranks_are_worth_nothing(train_vision: bool, monkeypatc
     """As if another rank had two chunks more, a chunked micro-batch more and a single pass more."""
 
     class WithAnother(Parallel):
-        def slots(self, micro_batches: Sequence[MicroBatch]) -> list[Slot]:
-            own = super().slots(micro_batches)
+        def slots(self, micro_batches: Sequence[MicroBatch], recorded: Collection[MicroBatch]) -> list[Slot]:
+            own = super().slots(micro_batches, recorded)
             assert own[0].chunks == 2
             return [own[0]._replace(chunks=4), Slot(None, 3), *own[1:], Slot(None, 1)]
 

@@ -23,11 +23,14 @@ from vlm_pg.bench.memory import give_freed_memory_back, peak_above_baseline
 from vlm_pg.distributed import SINGLE_RANK, RankLayout, gather_objects
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.recorded import ForwardBudget
 from vlm_pg.models.settings import PARTS, ModelSettings
 from vlm_pg.plan.memory import Plan, plan_memory, trained_weights
 from vlm_pg.plan.setup import BYTES, Setup
 from vlm_pg.plan.shape import shape_of
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.engines import Engine, TorchEngine
 from vlm_pg.training.settings import TrainingSettings
 from vlm_pg.training.updates import Update, UpdateSettings, update_policy
@@ -43,7 +46,10 @@ VISION = {"depth": 4, "hidden_size": 128, "num_heads": 4, "intermediate_size": 3
 
 @dataclass(frozen=True)
 class Case:
-    """One group of ``responses`` behind a prompt of about ``prefix`` tokens; with ``frames`` of 8 x 8 visual tokens."""
+    """One group of ``responses`` behind a prompt of about ``prefix`` tokens; with ``frames`` of 8 x 8 visual tokens.
+
+    ``recorded``: so many of two such groups, which are sampled, start from the forward of sampling.
+    """
 
     prefix: int = 4096
     frames: int = 0
@@ -53,6 +59,7 @@ class Case:
     zero: str | None = None
     family: str = "qwen2_5_vl"
     text: dict[str, Any] = field(default_factory=dict)
+    recorded: int | None = None
 
     @property
     def settings(self) -> ModelSettings:
@@ -68,6 +75,15 @@ CASES = {
     "short-bf16-checkpointing": Case(prefix=2048, model={"dtype": "bf16", "gradient_checkpointing": True}),
     "fp32-checkpointing": Case(prefix=8192, model={"gradient_checkpointing": True}),
     "bf16-checkpointing": Case(prefix=8192, model={"dtype": "bf16", "gradient_checkpointing": True}),
+    "recorded": Case(prefix=8192, recorded=2, model={"dtype": "bf16"}),
+    "recorded-none": Case(recorded=0, model={"dtype": "bf16", "gradient_checkpointing": True}),
+    "recorded-half": Case(recorded=1, model={"dtype": "bf16", "gradient_checkpointing": True}),
+    "recorded-wide": Case(
+        prefix=2048, text=WIDE, responses=(256,) * 4, recorded=2, model={"dtype": "bf16", "logits_chunk_mb": 8}
+    ),
+    "recorded-chunks": Case(
+        responses=(512,) * 8, budget=4096 + 1024, recorded=2, model={"dtype": "bf16", "gradient_checkpointing": True}
+    ),
     "chunks": Case(prefix=4096, responses=(512,) * 8, budget=4096 + 1024),
     "chunks-checkpointing": Case(
         prefix=8192, responses=(512,) * 8, budget=8192 + 1024, model={"gradient_checkpointing": True}
@@ -173,6 +189,40 @@ def live_peak(case: Case) -> int:
     return live.peak
 
 
+def recorded_peak(case: Case) -> int:
+    """As ``live_peak``, of the update alone, whose groups were sampled before."""
+    budget = one_at_a_time(case, group_of(policy_of(case), case))
+    settings = UpdateSettings(AlgorithmSettings(), budget)
+    with LiveBytes() as live:
+        policy = policy_of(case)
+        engine = engine_of(policy, case, SINGLE_RANK)
+        update_policy(engine, None, Update([group_of(policy, shortened(case))], 1e-4), settings)
+        groups = sampled(policy, case)
+        live.peak = live.now
+        update_policy(engine, None, Update(groups, 1e-4), settings)
+    return live.peak
+
+
+def sampled(policy: Policy, case: Case) -> list[RolloutGroup]:
+    """Two groups, so many of which are recorded."""
+    length, count = case.responses[0], len(case.responses)
+    settings = RolloutSettings(num_generations=count, max_new_tokens=length, min_new_tokens=length)
+    limit = keep_forward(policy, case)
+    groups = [group_of(policy, case, seed) for seed in (0, 1)]
+    engine = RolloutEngine(policy, settings, 0, forwards=ForwardBudget(limit, policy.recorded_bytes()))
+    rollouts = engine.generate([group.prompt for group in groups], 1)
+    assert sum(of_group[0].forward is not None for of_group in rollouts) == case.recorded
+    return [
+        replace(group, rollouts=tuple(of_group), policy_version=policy.weights_version)
+        for group, of_group in zip(groups, rollouts, strict=True)
+    ]
+
+
+def keep_forward(policy: Policy, case: Case) -> int:
+    """Bytes with room for ``recorded`` groups, as they are booked."""
+    return (case.recorded or 0) * policy.recorded_bytes() * (case.prefix + sum(case.responses))
+
+
 def one_at_a_time(case: Case, group: RolloutGroup) -> int:
     """A budget that holds no two groups."""
     return min(case.budget, group.prompt.num_tokens + sum(case.responses) - len(case.responses))
@@ -184,6 +234,8 @@ def shortened(case: Case) -> Case:
 
 def measured(case: Case, ranks: RankLayout = SINGLE_RANK) -> int:
     torch.set_num_threads(1)
+    if case.recorded is not None:
+        return recorded_peak(case)
     if case.by_tensors:
         return live_peak(case)
     small = shortened(case)
@@ -216,6 +268,7 @@ def planned(case: Case) -> Plan:
         budget=one_at_a_time(case, group) if case.by_tensors else case.budget,
         logits_bytes=case.settings.least_logits_bytes,
         prompts=2 if case.by_tensors else 1,
+        room_for_forwards=float(keep_forward(some, case)),
     )
     # DeepSpeed's buckets are larger than all gradients here: what is never written to is not resident.
     return plan_memory(shape, replace(setup, bucket=trained_weights(shape, setup) if stage else 0))
@@ -231,7 +284,9 @@ def main(name: str) -> None:
     peaks = gather_objects(measured(case, ranks))
     if ranks.is_rank0:
         for rank, peak in enumerate(peaks):
-            found = {"name": name, "rank": rank, "measured": peak, "planned": planned(case).peak}
+            plan = planned(case)
+            size = sum(plan.phases["update"].values()) if case.recorded is not None else plan.peak
+            found = {"name": name, "rank": rank, "measured": peak, "planned": size}
             print(json.dumps(found), flush=True)
 
 

@@ -6,7 +6,7 @@ Loss weights are fixed before this stage, so how groups are cut changes speed an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # What one more pass of the model costs beside its tokens, counted in tokens: every weight is read once more and every
 # kernel launched once more. Passes of fewer tokens than this are bound by that reading on current accelerators.
@@ -39,6 +39,10 @@ class MicroBatch:
     def groups(self) -> tuple[int, ...]:
         """The groups it holds, in order."""
         return tuple(sorted({piece.group for chunk in self.chunks for piece in chunk}))
+
+    def renumbered(self, groups: Sequence[int]) -> MicroBatch:
+        """The same with ``groups[i]`` for group ``i``."""
+        return MicroBatch(tuple(tuple(replace(p, group=groups[p.group]) for p in chunk) for chunk in self.chunks))
 
     @property
     def backward_calls(self) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class TrainingCase(ModelCase):
         return cls.random(random_policy(spec), spec["prefix"], spec["lengths"])
 
     @classmethod
-    def random(cls, policy: Policy, prefix: int, lengths: Sequence[int], seed: int = 0) -> TrainingCase:
+    def random(cls, policy: Policy, prefix: int, lengths: Sequence[int], seed: int = 0) -> Self:
         """A group of random tokens. Text stands in for visual tokens: past the tower the language model treats them
         alike.
 
@@ -52,7 +52,7 @@ class TrainingCase(ModelCase):
         steps = max(1, len(lengths) - 1)
         return cls(policy, draw[0], tuple(draw[1:]), tuple(0.5 + index / steps for index in range(len(lengths))))
 
-    def tiny(self) -> TrainingCase:
+    def tiny(self) -> Self:
         return self.random(self.policy, 16, (2, 3))
 
     def run(self, contestant: Callable[[TrainingCase], float]) -> float:

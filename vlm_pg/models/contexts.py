@@ -382,7 +382,8 @@ class PrefixContext(TreeContext):
     def keep_states(self, layer_index: int, states: LinearStates) -> None:
         if self.recorded is not None:
             for number, state in enumerate((states.conv_tail, states.recurrent)):
-                if (gradient := self._sums.pop((layer_index, number))) is not None:
+                # Below the first trained weight a state has no graph.
+                if (gradient := self._sums.pop((layer_index, number))) is not None and state.requires_grad:
                     self.recorded.injected.append((state, gradient.mul_(self._sums.factor).to(state.dtype)))
         elif self._states is not None:
             self._states.hold(layer_index, states.conv_tail, states.recurrent)

@@ -42,11 +42,13 @@ class Need:
 
 
 class Decision(NamedTuple):
-    """``line``: the choice and its reason, for the user. ``fits``: whether the estimate is within bounds."""
+    """``line``: the choice and its reason, for the user. ``fits``: whether the estimate is within bounds. ``left``:
+    usable bytes beside the longest stream and the media."""
 
     choice: MemoryChoice
     line: str
     fits: bool
+    left: int
 
 
 def decide(settings: ModelSettings, need: Need) -> Decision:
@@ -62,11 +64,12 @@ def decide(settings: ModelSettings, need: Need) -> Decision:
     for chosen in _by_cost(as_set, settings):
         if stream(chosen) <= need.usable:
             break
-    fits = stream(chosen) <= need.usable
+    taken = stream(chosen)
     if need.tower is not None:
         chosen = replace(chosen, vision_piece_tokens=_piece_tokens(settings, need))
-        fits = fits and _media(chosen, settings, need) <= need.usable
-    return Decision(chosen, _line(chosen, as_set, settings, need, fits), fits)
+        taken = max(taken, _media(chosen, settings, need))
+    fits = taken <= need.usable
+    return Decision(chosen, _line(chosen, as_set, settings, need, fits), fits, max(0, need.usable - taken))
 
 
 def smallest(settings: ModelSettings) -> MemoryChoice:

@@ -31,11 +31,12 @@ class Slot(NamedTuple):
     """One slot in the order of micro-batches, which is the same on all ranks.
 
     ``micro``: what this rank computes in it, None for nothing of its own. ``chunks``: that every rank runs in it, 1 for
-    a single pass.
+    a single pass. ``recorded``: whether it starts from recorded forwards, where this rank has them.
     """
 
     micro: MicroBatch | None
     chunks: int
+    recorded: bool = True
 
     @property
     def backward_calls(self) -> int:
@@ -74,7 +75,14 @@ def plan_groups(groups: Sequence[RolloutGroup], token_budget: int, share: bool) 
 
     prompts = [group.prompt.num_tokens for group in groups]
     responses = [[len(rollout.token_ids) - 1 for rollout in group.rollouts] for group in groups]
-    plan = plan_micro_batches(list(zip(prompts, responses, strict=True)), token_budget, shared)
+    plan: list[MicroBatch] = []
+    are_recorded = [all(one.forward is not None and one.forward.prompt for one in group.rollouts) for group in groups]
+    # A stream starts from recorded forwards as a whole or not at all.
+    for recorded in (True, False):
+        part = [i for i, is_recorded in enumerate(are_recorded) if is_recorded is recorded]
+        sizes = [(prompts[i], responses[i]) for i in part]
+        found = plan_micro_batches(sizes, token_budget, lambda i, j: shared(part[i], part[j]))  # noqa: B023
+        plan += [micro.renumbered(part) for micro in found]
     in_one_tree = tree_tokens(prompts, range(len(groups)), shared) + sum(map(sum, responses))
     return Plan(sorted(plan, key=lambda micro: -len(micro.chunks)), in_one_tree)
 

@@ -11,6 +11,7 @@ only on rows that are read, DeepStack features are added at known rows without m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
 from vlm_pg.models.tower import Grid, VisionPiece, pieces, run_pieces
 from vlm_pg.models.weights import is_sharded
+from vlm_pg.types import Kind
 
 T = TypeVar("T")
 
@@ -234,6 +236,22 @@ class Network(PromptInterface, torch.nn.Module):
             self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight, fused, known
         )
 
+    def recorded_kinds(self) -> dict[Kind, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each tensor that sampling records of a token."""
+        text, layers = self.model.config.get_text_config(), self.family.layer_kinds(self.model.config)
+        heads, _, head_dim = self.family.head_shape(self.model.config)
+        kinds: dict[Kind, tuple[tuple[int, ...], torch.dtype]]
+        kinds = {(layer, "input"): ((text.hidden_size,), self.dtype) for layer in range(len(layers) + 1)}
+        for layer in (layer for layer, kind in enumerate(layers) if kind == "full_attention"):
+            kinds |= {(layer, "out"): ((heads, head_dim), self.dtype), (layer, "lse"): ((heads,), torch.float32)}
+        for layer in hook_routers(self.language_model):
+            kinds[layer, "experts"] = (text.num_experts_per_tok,), torch.int64
+        return kinds
+
+    def recorded_bytes(self) -> int:
+        """Of one token."""
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.recorded_kinds().values())
+
     def fuses_logits(self, dtype: torch.dtype) -> bool:
         """Whether logits from hidden states of ``dtype`` are read by the Triton kernels of ``fused_logits``."""
         if self.fused_logits is not None:
@@ -281,9 +299,12 @@ class Network(PromptInterface, torch.nn.Module):
         # In lockstep only whole layers run: the rows that are read must not decide which weights are gathered.
         trim = self.lockstep is None and not whole_layers
         positions = positions_3T[: self.family.rotary_axes]
-        with self.stream_memory.in_pass(self._agreed_tiles(len(embeddings))) as lane:
+        agreed, tiles = self._agreed_tiles(len(embeddings)), self.stream_memory.tiles
+        with self.stream_memory.in_pass(agreed) as lane:
             if isinstance(context, StreamContext):
                 context.lane = lane
+            if context.recorded is not None and tiles is not None:
+                context.recorded.in_tiles = partial(tiles.agreed_on, agreed)
             return run_decoder(self.language_model, embeddings, positions, context, media_rows, early, trim)
 
     def _agreed_tiles(self, rows: int) -> int | None:
@@ -356,8 +377,8 @@ def run_decoder(
     rotary = language_model.rotary_emb(hidden, positions_AT if len(positions_AT) == 1 else positions_AT[:, None])
     last = len(language_model.layers) - 1
     recorder, recorded = context.recorder, context.recorded
-    hooks = hook_routers(language_model) if recorder is not None or recorded is not None else {}
-    for hook in hooks.values():
+    hooks = hook_routers(language_model) if recorder or recorded else getattr(language_model, "vlm_pg_router_hooks", {})
+    for hook in hooks.values():  # that of a pass which was stopped, too
         hook.recorder = recorder
     for index, layer in enumerate(language_model.layers):
         if recorder is not None:
@@ -368,11 +389,10 @@ def run_decoder(
             run = partial(_run, layer, rotary=rotary, context=context)
         if recorded is not None and isinstance(context, PrefixContext):
             _recorded_states(index, layer, rotary, context)
-        hidden = (
-            run(hidden)
-            if recorded is None
-            else recorded.skip(index, index == last, layer, hooks.get(index), run, hidden)
-        )
+        if recorded is None:
+            hidden = run(hidden)
+        else:
+            hidden = recorded.skip(index, index == last, layer, hooks.get(index), run, hidden)
         # Visual tokens are never read: behind a last layer cut to the rows that are, there is nothing to add.
         if index < len(early_features) and hidden.shape[1] == embeddings.shape[0]:
             assert media_rows is not None

@@ -23,9 +23,9 @@ from vlm_pg.attention.tree import PrefixTree
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.models.checks import checked_responses, chosen_responses
 from vlm_pg.models.prompt_tree import PromptTree, prompt_tree
-from vlm_pg.models.recorded import RecordedForward, RecordedStream, RowRange, row_ranges
+from vlm_pg.models.recorded import RecordedStream, RowRange, row_ranges
 from vlm_pg.models.stream_share import StreamShare
-from vlm_pg.types import Prompt, ResponseGroup
+from vlm_pg.types import Prompt, RecordedForward, ResponseGroup
 
 T = TypeVar("T")
 
@@ -221,7 +221,8 @@ def _prompt_ranges(groups: Sequence[ResponseGroup], nodes: PromptTree) -> list[l
 
 def _own_ranges(forwards: Forwards) -> list[list[RowRange]]:
     """Those of each response that has a row of its own."""
-    return [row_ranges(one.own, 0, sum(map(len, one.own))) for of_group in forwards for one in of_group if one.own]
+    with_own = (one.own for of_group in forwards for one in of_group if one.own)
+    return [row_ranges(own, 0, sum(rows.num_tokens for rows in own)) for own in with_own]
 
 
 def _recorded(forwards: Forwards, of_nodes: Sequence[list[RowRange]], reads: Sequence[Reads]) -> RecordedStream:

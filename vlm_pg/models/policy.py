@@ -20,7 +20,6 @@ from vlm_pg.models.contexts import ChunkContext, PrefixContext, PrefixStates, St
 from vlm_pg.models.family import Family, refuse_media
 from vlm_pg.models.network import Lockstep, Network, check_features, noop_modules
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_one, pack, pack_repeated, stream_share
-from vlm_pg.models.recorded import ForwardRecorder, RecordedStream, RowRange
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.models.vision import VisionEncoder
@@ -128,8 +127,6 @@ class Policy(Network):
         super().__init__(model, family, settings)
         self.processor = processor
         self._weights_version = weights_version
-        # Whether passes with gradient start from a recorded forward, and make one where none is given.
-        self.records_forwards = False
         self.vision = VisionEncoder(
             self.run_tower,
             pixels=self.pixels,
@@ -262,35 +259,10 @@ class Policy(Network):
         """
         reads = reading_plan(batch.tree, batch.reads)
         context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
-        known = None
-        if torch.is_grad_enabled() and (recorded := batch.recorded or self._recorded_now(batch, features, temperature)):
-            context.recorded, known = recorded, recorded.known(self.device)
+        context.recorded = recorded = batch.recorded if torch.is_grad_enabled() else None
         hidden = read_hidden(self, batch, context, features, whole_layers)
+        known = None if recorded is None else recorded.known(self.device)
         return target_logprobs(self, batch, hidden, temperature, entropy_graph, known)
-
-    @property
-    def _starts_recorded(self) -> bool:
-        """Whether chunked passes start from a recorded forward; not on ranks that must all do."""
-        return torch.is_grad_enabled() and not self.records_forwards
-
-    def _recorded_now(self, batch: PackedBatch, features: Tensor | None, temperature: float) -> RecordedStream | None:
-        """The forward of a stream of which none was recorded, where passes start from one (``records_forwards``): so
-        that all ranks run the same backward."""
-        if not self.records_forwards or batch.share is not None:
-            return None
-        lengths, reads = batch.tree.lengths, batch.reads
-        context = TreeContext(batch.tree, self.kernel_here, reading_plan(batch.tree, reads))
-        context.recorder = recorder = ForwardRecorder()
-        with torch.no_grad():
-            hidden = read_hidden(self, batch, context, features)
-            logprobs, entropies = target_logprobs(self, batch, hidden, temperature, False)
-        counts = [{"all": length, "last": 1, "none": 0}[read] for length, read in zip(lengths, reads, strict=True)]
-        nodes = list(recorder.split(lengths, counts))
-        rows = [RowRange(node, 0, len(node)) for node in nodes]
-        read = [
-            RowRange(node, len(node) - count, len(node)) for node, count in zip(nodes, counts, strict=True) if count
-        ]
-        return RecordedStream(rows, read, logprobs, entropies)
 
     def prefix_states(self, batch: PrefixBatch, features: Tensor | None) -> PrefixStates:
         """Prompts alone, for groups beyond memory: their states for the responses that follow in chunks.
@@ -302,7 +274,7 @@ class Policy(Network):
         states = StateStore(self.stream_memory.prefix_target if self.checkpointing else None)
         reads = reading_plan(batch.tree, batch.reads)
         context = PrefixContext(states, batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
-        context.recorded = batch.recorded if self._starts_recorded else None
+        context.recorded = batch.recorded if torch.is_grad_enabled() else None
         hidden = read_hidden(self, batch, context, features)
         context.close()
         return PrefixStates(hidden, states)
@@ -312,7 +284,7 @@ class Policy(Network):
     ) -> tuple[Tensor, Tensor]:
         """As ``stream_logprobs``, of some responses behind prompts that have run."""
         hidden = last_hidden = states.last_hidden_for_chunk()
-        recorded = batch.recorded if self._starts_recorded else None
+        recorded = batch.recorded if torch.is_grad_enabled() else None
         if batch.input_ids.shape[0]:
             reads, kernel = reading_plan(batch.tree, batch.reads), self.kernel_here
             behind = batch.node_of_prefix, states.layers

@@ -11,9 +11,10 @@ T rows of a stream, D model dim, N query heads, H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -21,103 +22,45 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vlm_pg.attention.grouped import AttentionMemo
-from vlm_pg.models.family import Family
+from vlm_pg.models.offloading import OffloadTarget
+from vlm_pg.types import Kind, RecordedRows
 
-
-@dataclass(eq=False)
-class RecordedRows:
-    """What the layers computed of n consecutive tokens of a sequence.
-
-    ``inputs``: of each layer [n, D]. ``attention``: by full-attention layer the output [n, N, H] and the log-sum-exp
-    [N, n]. ``output``: the last layer's [n, D], before the final norm. ``routes``: by layer with a mixture of experts
-    those of each token, int64 [n, k]. Attention and routes in the last layer, and its output, are there for the last
-    rows only where no others are read.
-    """
-
-    inputs: list[Tensor]
-    attention: dict[int, tuple[Tensor, Tensor]]
-    output: Tensor
-    routes: dict[int, Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def of_steps(cls, rows: Mapping[tuple[int, str], Tensor]) -> RecordedRows:
-        """Of decode steps, [n, ...] by layer and what it is: "input" (behind the last layer its output), "out" and
-        "lse" [n, N] of attention, "experts"."""
-        *inputs, output = [rows[key] for key in sorted(rows) if key[1] == "input"]
-        attention = {
-            layer: (x, rows[layer, "lse"].T.contiguous()) for (layer, what), x in rows.items() if what == "out"
-        }
-        return cls(inputs, attention, output, {layer: x for (layer, what), x in rows.items() if what == "experts"})
-
-    def __len__(self) -> int:
-        return len(self.inputs[0])
-
-    @property
-    def nbytes(self) -> int:
-        pairs = self.attention.values()
-        tensors = (*self.inputs, self.output, *(x for pair in pairs for x in pair), *self.routes.values())
-        return sum(x.nbytes for x in tensors)
-
-
-@dataclass(eq=False)
-class RecordedForward:
-    """The forward of one rollout.
-
-    ``prompt``: consecutive pieces of its prompt, shared with other rollouts. ``own``: pieces of the response's tokens
-    but the last one, which is never read. ``logprobs``, ``entropies``: fp32 [R].
-    """
-
-    prompt: Sequence[RecordedRows]
-    own: Sequence[RecordedRows]
-    logprobs: Tensor
-    entropies: Tensor
-
-    def release(self) -> None:
-        """Drop the tensors: they have been used, or will not be."""
-        self.prompt, self.own = (), ()
-
-    def __reduce__(self) -> Any:
-        # Another process gets none: the tensors are larger than what they save there.
-        return type(None), ()
+Put = Callable[[Tensor], Any]
 
 
 class ForwardRecorder:
-    """Collects what one pass computes: handed over by ``run_decoder`` and by the pass's attention context."""
+    """Collects what one pass computes: handed over by ``run_decoder`` and by the pass's attention context.
 
-    def __init__(self) -> None:
-        self._inputs: list[Tensor] = []
-        self._attention: dict[int, tuple[Tensor, Tensor]] = {}
-        self._routes: dict[int, Tensor] = {}
+    Args:
+        sizes: rows of each piece of the pass.
+        read: of each how many of its last rows are read off the last layer, where that does not run on all rows.
+        puts: for each how its rows are kept, copied; None: they are not.
+    """
+
+    def __init__(self, sizes: Sequence[int], read: Sequence[int], puts: Sequence[Put | None]):
+        self.pieces = [RecordedRows(size) for size in sizes]
+        self._sizes, self._read, self._puts = sizes, read, puts
 
     def layer_input(self, index: int, hidden: Tensor) -> None:
         """[1, T, D] of layer ``index``, in order; behind the last layer its output [1, rows read, D]."""
-        self._inputs.append(hidden[0])
+        self._keep((index, "input"), hidden[0])
 
     def attended(self, layer_index: int, out: Tensor, lse: Tensor) -> None:
         """Attention's output [rows, N, H] and log-sum-exp [N, rows]."""
-        self._attention[layer_index] = (out, lse)
+        self._keep((layer_index, "out"), out)
+        self._keep((layer_index, "lse"), lse.T)
 
     def routed(self, layer_index: int, experts: Tensor) -> None:
         """A mixture's experts int64 [rows, k] of each token."""
-        self._routes[layer_index] = experts
+        self._keep((layer_index, "experts"), experts)
 
-    def split(self, sizes: Sequence[int], read: Sequence[int]) -> Iterator[RecordedRows]:
-        """The pass as pieces of these sizes. ``read``: of each how many of its last rows are read off the last layer,
-        where that does not run on all rows."""
-        *inputs, output = self._inputs
-        start = first_read = 0
-        for size, count in zip(sizes, read, strict=True):
-            rows, last = slice(start, start := start + size), slice(first_read, first_read := first_read + count)
-
-            def cut(x: Tensor, dim: int = 0, rows: slice = rows, last: slice = last) -> Tensor:
-                chosen = rows if x.shape[dim] == sum(sizes) else last
-                part = x[chosen] if dim == 0 else x[:, chosen]
-                # A view would keep the whole pass alive.
-                return part.clone() if len(sizes) > 1 else part
-
-            attention = {index: (cut(out), cut(lse, 1)) for index, (out, lse) in self._attention.items()}
-            routes = {index: cut(experts) for index, experts in self._routes.items()}
-            yield RecordedRows([cut(x) for x in inputs], attention, cut(output), routes)
+    def _keep(self, kind: Kind, x: Tensor) -> None:
+        sizes = self._sizes if len(x) == sum(self._sizes) else self._read
+        parts = x[: sum(sizes)].split(list(sizes))  # the last layer runs on one row where none is read
+        for piece, part, put in zip(self.pieces, parts, self._puts, strict=True):
+            if put is not None:
+                # A tensor of the pass's own is kept as it is, where no other piece would keep it alive.
+                piece.keep(kind, part, torch.Tensor.detach if put is torch.clone and len(parts) == 1 else put)
 
 
 class RecordingMemo(AttentionMemo):
@@ -174,20 +117,21 @@ class RowRange(NamedTuple):
     start: int
     stop: int
 
-    def of(self, x: Tensor, dim: int = 0) -> Tensor:
+    def of(self, kind: Kind) -> Tensor:
         """These rows of one of its tensors, which may be there for the last rows only."""
-        missing = len(self.recorded) - x.shape[dim]
-        return x.narrow(dim, self.start - missing, self.stop - self.start)
+        kept = self.recorded.tensors[kind]
+        rows = kept if isinstance(kept, Tensor) else kept.get()
+        return rows.narrow(0, self.start - self.recorded.num_tokens + len(rows), self.stop - self.start)
 
 
 def row_ranges(pieces: Sequence[RecordedRows], start: int, stop: int) -> list[RowRange]:
     """Tokens ``start`` to ``stop`` of a sequence that was recorded in consecutive pieces."""
     found, first = [], 0
     for piece in pieces:
-        begin, end = max(start, first), min(stop, first + len(piece))
+        begin, end = max(start, first), min(stop, first + piece.num_tokens)
         if begin < end:
             found.append(RowRange(piece, begin - first, end - first))
-        first += len(piece)
+        first += piece.num_tokens
     return found
 
 
@@ -197,19 +141,32 @@ class RecordedStream:
 
     ``rows``: all T rows, ``read``: those that are read off the last layer, in stream order. ``logprobs``,
     ``entropies``: fp32 [R] of the targets. ``injected``: further results of the layer that runs in backward, and their
-    gradients. ``anchor``: requires a gradient while it runs, for operations that must be on a path to one.
+    gradients. ``in_tiles``: enters the number of tiles that ranks have agreed on. ``anchor``: requires a gradient while
+    it runs, for operations that must be on a path to one.
     """
+
+    # Gradients of a layer's weights are computed, which autograd adds up afterwards.
+    in_layer: ClassVar = False
 
     rows: Sequence[RowRange]
     read: Sequence[RowRange]
     logprobs: Tensor
     entropies: Tensor
     injected: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    in_tiles: Callable[[], AbstractContextManager[None]] = nullcontext
     anchor: Tensor | None = None
 
     def inputs(self, index: int) -> Tensor:
-        """[1, T, D] of layer ``index``."""
-        return torch.cat([part.of(part.recorded.inputs[index]) for part in self.rows])[None]
+        """[1, T, D] of layer ``index``; offloaded tensors of the layer before are prefetched."""
+        for rows in {part.recorded for part in self.rows}:
+            for kind in ((index - 1, what) for what in ("input", "out", "lse", "experts")):
+                if not isinstance(kept := rows.tensors.get(kind), Tensor | None):
+                    kept.fetch()
+        return torch.cat([part.of((index, "input")) for part in self.rows])[None]
+
+    def output(self, index: int) -> Tensor:
+        """[1, rows read, D] behind the last layer ``index``."""
+        return torch.cat([part.of((index + 1, "input")) for part in self.read])[None]
 
     def known(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """``logprobs`` and ``entropies`` there."""
@@ -217,18 +174,15 @@ class RecordedStream:
 
     def memo(self, layer_index: int, of_read: bool) -> AttentionMemo:
         """Attention's result in a layer, for all rows or those that are read."""
-        pairs = [(part, part.recorded.attention[layer_index]) for part in (self.read if of_read else self.rows)]
-        memo = AttentionMemo()
-        memo.put(
-            torch.cat([part.of(out) for part, (out, _) in pairs]),
-            torch.cat([part.of(lse, 1) for part, (_, lse) in pairs], 1),
-        )
+        parts, memo = self.read if of_read else self.rows, AttentionMemo()
+        out, lse = (torch.cat([part.of((layer_index, what)) for part in parts]) for what in ("out", "lse"))
+        memo.put(out, lse.T.contiguous())
         return memo
 
     def routes(self, layer_index: int, count: int) -> Tensor:
         """A mixture's experts int64 [count, k], of all rows or of those that are read."""
         parts = self.rows if count == sum(part.stop - part.start for part in self.rows) else self.read
-        return torch.cat([part.of(part.recorded.routes[layer_index]) for part in parts])
+        return torch.cat([part.of((layer_index, "experts")) for part in parts])
 
     def skip(
         self,
@@ -252,7 +206,7 @@ class RecordedStream:
 
 
 class _SkippedLayer(torch.autograd.Function):
-    """The weights are inputs, so that autograd adds up their gradients and hooks on them see the sums, as always."""
+    """The weights are inputs, so that autograd adds up their gradients. Hooks on a weight also see the layer's own."""
 
     @staticmethod
     def forward(
@@ -269,7 +223,7 @@ class _SkippedLayer(torch.autograd.Function):
         ctx.stream, ctx.index, ctx.layer, ctx.hook, ctx.run = stream, index, layer, hook, run
         ctx.save_for_backward(*weights)
         if last:
-            return torch.cat([part.of(part.recorded.output) for part in stream.read])[None]
+            return stream.output(index)
         return hidden.new_zeros(()).expand_as(hidden)
 
     @staticmethod
@@ -283,7 +237,7 @@ class _SkippedLayer(torch.autograd.Function):
         if (hook := ctx.hook) is not None:
             hook.recorded = ctx.stream
         try:
-            with torch.enable_grad():
+            with ctx.stream.in_tiles(), torch.enable_grad():
                 out = ctx.run(given)
         finally:
             ctx.layer.gradient_checkpointing = checkpoints
@@ -292,21 +246,27 @@ class _SkippedLayer(torch.autograd.Function):
         needed = [x for x in inputs if x.requires_grad] + [ctx.stream.anchor]
         results, given_gradients = zip((out, grad_outputs[0]), *ctx.stream.injected, strict=True)
         ctx.stream.injected.clear()
-        gradients = iter(torch.autograd.grad(results, needed, given_gradients, allow_unused=True))
+        RecordedStream.in_layer = True
+        try:
+            gradients = iter(torch.autograd.grad(results, needed, given_gradients, allow_unused=True))
+        finally:
+            RecordedStream.in_layer = False
         of_hidden, *of_weights = [next(gradients) if x.requires_grad else None for x in inputs]
         return of_hidden, None, None, None, None, None, None, *of_weights
 
 
 class ForwardBudget:
-    """Memory that recorded forwards may take.
+    """Memory that recorded forwards may take in one place.
 
     Args:
         limit: bytes.
-        bytes_per_token: of all layers, ``recorded_bytes``.
+        bytes_per_token: of all layers, ``Network.recorded_bytes``.
+        target: where tensors are offloaded; None: they stay on the device.
     """
 
-    def __init__(self, limit: int, bytes_per_token: int):
-        self.limit, self.bytes_per_token = limit, bytes_per_token
+    def __init__(self, limit: int, bytes_per_token: int, target: OffloadTarget | None = None):
+        self.limit, self.bytes_per_token, self.target = limit, bytes_per_token, target
+        self.put: Put = torch.clone if target is None else target.put
         self._booked = 0
         self._rows: WeakSet[RecordedRows] = WeakSet()
 
@@ -315,26 +275,22 @@ class ForwardBudget:
         """Bytes that are recorded, and booked for rollouts that are still sampled."""
         return self._booked + sum(rows.nbytes for rows in self._rows)
 
-    def book(self, prompt_tokens: int, response_tokens: int) -> bool:
-        """Whether so many more tokens fit; then responses are booked until they are released."""
-        more = response_tokens * self.bytes_per_token
-        if self.used + more + prompt_tokens * self.bytes_per_token > self.limit:
-            return False
-        self._booked += more
-        return True
+    @property
+    def room(self) -> int:
+        """Bytes that are not used."""
+        return max(0, self.limit - self.used)
 
-    def release(self, response_tokens: int) -> None:
-        """So many booked tokens are sampled, or will not be."""
-        self._booked -= response_tokens * self.bytes_per_token
+    def book(self, tokens: int) -> bool:
+        """Whether so many more tokens fit; then they are booked until they are released."""
+        more = tokens * self.bytes_per_token
+        fits = self.used + more <= self.limit
+        self._booked += more * fits
+        return fits
+
+    def release(self, tokens: int) -> None:
+        """So many booked tokens have been computed, or will not be."""
+        self._booked -= tokens * self.bytes_per_token
 
     def count(self, rows: Iterable[RecordedRows]) -> None:
         """Count what is recorded until it is freed."""
         self._rows.update(rows)
-
-
-def recorded_bytes(family: Family, config: Any, itemsize: int) -> int:
-    """Bytes a token: the layers' inputs and the last one's output, attention's outputs and fp32 log-sum-exps."""
-    heads, _, head_dim = family.head_shape(config)
-    kinds = family.layer_kinds(config)
-    hidden = (len(kinds) + 1) * config.get_text_config().hidden_size * itemsize
-    return hidden + kinds.count("full_attention") * heads * (head_dim * itemsize + 4)

@@ -284,6 +284,8 @@ def sharing_line(values: Values, share: bool = True) -> str:
             f"; {number['groups_chunked']:,.0f} groups are larger than training.micro_batch_tokens: their prompts run "
             "once and their responses follow in chunks"
         )
+    if recorded := number.get("tokens_recorded"):
+        line += f"; {recorded:,.0f} tokens started from the forward of sampling"
     return line + _why_little(number)
 
 

@@ -81,6 +81,13 @@ def token_bytes(shape: ModelShape, setup: Setup) -> TokenBytes:
     )
 
 
+def recorded_bytes(shape: ModelShape, setup: Setup) -> tuple[float, float]:
+    """Of a ``RecordedRows``' token, a mixture's routes apart; of a prompt's, whose last attention is not read."""
+    sizes, text = LanguageSizes(shape.language, setup.element), shape.language
+    inputs, attention = sizes.layer_inputs(1), sizes.attention_results(1)
+    return inputs + text.hidden * setup.element + attention, inputs + attention * (1 - 1 / text.full_layers)
+
+
 def update_activations(shape: ModelShape, setup: Setup) -> dict[str, float]:
     """Bytes by purpose, at the moment of an update where they are most.
 
@@ -111,6 +118,8 @@ def _held(each: TokenBytes, layers: int, tokens: int, read: int, setup: Setup, g
 
     ``gone``: layers whose backward is done, when another one is computed again.
     """
+    if setup.recorded:
+        return {}
     if setup.checkpointing:
         inputs = max(1, layers - gone)
         # The last layer attends from rows that are read; the one that is computed again has taken its output.
@@ -129,6 +138,8 @@ def _running(each: TokenBytes, tokens: int, setup: Setup) -> float:
     """
     tile = min(tokens, setup.measures.mlp_tile_rows or tokens)
     rest = tokens * (each.recomputed - each.mlp) if setup.checkpointing else 0.0
+    # The layer's input is joined from records.
+    rest += tokens * each.input if setup.recorded else 0.0
     mlp = tile * (each.mlp_backward + (each.mlp if setup.checkpointing or tile < tokens else 0.0))
     if tile < tokens:
         # Gradients of the whole MLP's output and input.

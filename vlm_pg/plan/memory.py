@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_sizes import FP32
 from vlm_pg.models.weights import BYTES_PER_WEIGHT
-from vlm_pg.plan.activations import TOWER_BACKWARD, TOWER_RUNNING, tower_activations, update_activations
+from vlm_pg.plan.activations import TOWER_BACKWARD, TOWER_RUNNING, recorded_bytes, tower_activations, update_activations
 from vlm_pg.plan.setup import Setup
 from vlm_pg.plan.shape import ModelShape
 
@@ -51,11 +51,18 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
     roots = 0.0 if setup.offload_optimizer else FP32 * trained_weights(shape, setup) / setup.optimizer_ranks
     # Frozen blocks keep no pixels.
     pixels = 0.0 if "tower" in setup.train else tower.pop("pixels", 0.0)
+    count, size = recorded_groups(shape, setup)
+    recorded, at_backward = {"recorded forwards": count * size}, replace(setup, recorded=True, checkpointing=True)
+    # Streams of recorded forwards come first. fp32 sums, which the first one does not find, are counted beside them.
+    updates = [recorded | update_activations(shape, at_backward)] if count else []
+    updates += [update_activations(shape, setup)] if count < setup.prompts or setup.updates > 1 else []
+    # The tower goes back with the last stream.
+    tower_back = {TOWER_BACKWARD: backward, "recorded forwards": size * (count == setup.prompts)} if backward else {}
     phases = {
         "vision": states | tower | {TOWER_RUNNING: running + pixels},
-        "generation": states | tower | generation_bytes(shape, setup),
-        "update": states | gradients | tower | update_activations(shape, setup),
-        "tower's backward": states | gradients | tower | {TOWER_BACKWARD: backward} if backward else {},
+        "generation": states | tower | generation_bytes(shape, setup) | recorded,
+        "update": states | gradients | tower | max(updates, key=lambda parts: sum(parts.values())),
+        "tower's backward": states | gradients | tower | tower_back if backward else {},
         "optimizer step": states | gradients | {"the step's own": roots},
     }
     return Plan({name: {part: size for part, size in parts.items() if size} for name, parts in phases.items() if parts})
@@ -67,6 +74,24 @@ def plan_to_fit(shape: ModelShape, setup: Setup, gpu_gib: float) -> Plan:
     if plan.fits(gpu_gib):
         return plan
     return plan_memory(shape, replace(setup, measures=setup.allowed, divides_prompts=setup.may_divide_prompts))
+
+
+def recorded_groups(shape: ModelShape, setup: Setup) -> tuple[int, float]:
+    """How many of a step's largest groups find room for their forward as they are booked, and bytes of one."""
+    token, of_prompt = recorded_bytes(shape, setup)
+    room = 0.0 if setup.sequence_parallel > 1 else setup.room_for_forwards
+    count = min(setup.prompts, int(room / (token * (setup.group + setup.generations))))
+    return count, setup.prefix * of_prompt + (setup.group - setup.prefix) * token
+
+
+def forward_limit(shape: ModelShape, setup: Setup, gpu_gib: float) -> float:
+    """What a step leaves for recorded forwards, up to ``keep_forward`` and a share of what is free at the start."""
+    from vlm_pg.training.setup import SHARE_FOR_FORWARDS
+
+    usable = USABLE * gpu_gib * GIB
+    free = usable - sum((model_states(shape, setup) | gradient_bytes(shape, setup)).values())
+    left = max(0.0, min(SHARE_FOR_FORWARDS * free, usable - plan_to_fit(shape, setup, gpu_gib).peak))
+    return left if setup.keep_forward is None else min(left, setup.keep_forward)
 
 
 def trained_weights(shape: ModelShape, setup: Setup) -> int:

@@ -8,8 +8,17 @@ from dataclasses import replace
 from vlm_pg.memory import GIB
 from vlm_pg.models.memory_choice import smallest
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.plan.activations import recorded_bytes
 from vlm_pg.plan.flops import sequence_parallel_bytes
-from vlm_pg.plan.memory import USABLE, largest_budget, largest_prefix, plan_memory, plan_to_fit
+from vlm_pg.plan.memory import (
+    USABLE,
+    forward_limit,
+    largest_budget,
+    largest_prefix,
+    plan_memory,
+    plan_to_fit,
+    recorded_groups,
+)
 from vlm_pg.plan.search import Remedy, first_remedy, levers, shorter_prompts
 from vlm_pg.plan.setup import TEXT_TOKENS, Setup, video_tokens
 from vlm_pg.plan.shape import ModelShape
@@ -23,7 +32,8 @@ GPUS = (1, 8, 64)
 
 def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
     """The table of one run, whether it fits, the largest prompt and budget, and what to change first."""
-    plan = plan_to_fit(shape, setup, gpu_gib)
+    with_forwards = replace(setup, room_for_forwards=forward_limit(shape, setup, gpu_gib))
+    plan = plan_to_fit(shape, with_forwards, gpu_gib)
     lines = _heading(shape, setup)
     for phase, parts in plan.phases.items():
         mark = "  <- most" if phase == plan.phase else ""
@@ -34,6 +44,12 @@ def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
     prefix, budget = (f"{count:,} tokens" if count else "none" for count in most)
     lines.append(f"largest prompt that fits: {prefix} (with a budget of it and one response)")
     lines.append(f"largest training.micro_batch_tokens that fits: {budget} (with prompts of {setup.prefix:,})")
+    (count, group), (token, _) = recorded_groups(shape, with_forwards), recorded_bytes(shape, setup)
+    sizes = [size_text(size, 2) for size in (token, group, setup.prompts * group, with_forwards.room_for_forwards)]
+    lines.append(
+        "recorded forwards: {} a token, {} the largest group, {} all of a step on a rank; ".format(*sizes)
+        + f"{count} of {setup.prompts} groups find room in {sizes[3]} of the GPU (rollout.keep_forward_gb)"
+    )
     if setup.sequence_parallel > 1:
         sent = sequence_parallel_bytes(
             shape.language, setup.stream, setup.sequence_parallel, setup.element, setup.checkpointing

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from vlm_pg.memory import GIB
 from vlm_pg.models.memory_choice import smallest
 from vlm_pg.models.memory_sizes import TowerShape
 from vlm_pg.models.settings import VISION_PARTS, Part
@@ -44,6 +45,9 @@ class Setup:
         prompts_of_step: of all ranks; 0: those of this rank on each. ``least_budget``: the smallest that the lengths
             in the configuration allow; 0: the largest prompt and a response.
         part_rates: parts of the model have learning rates of their own.
+        keep_forward: bytes for recorded forwards, at most; None: what is left, as always on a GPU, whose host has the
+            rest. ``room_for_forwards``: what they take. ``recorded``: updates start from them.
+        updates: of a step; the first one starts from recorded forwards.
     """
 
     element: int = 2
@@ -77,6 +81,10 @@ class Setup:
     prompts_of_step: int = 0
     least_budget: int = 0
     part_rates: bool = False
+    keep_forward: float | None = None
+    room_for_forwards: float = 0.0
+    recorded: bool = False
+    updates: int = 1
 
     @property
     def trains_vision(self) -> bool:
@@ -129,6 +137,10 @@ def setup_of(config: Any, shape: ModelShape, ranks: int) -> Setup:
     data_ranks = max(1, ranks // sequence_parallel)
     together = rollout.split != "questions" and rollout.gather != "layers"
     prefix, patches = largest_prompt(config, shape.tower)
+    # As ``forward_fault`` of a run, without what only its ranks and its model show.
+    computed = rollout.engine == "server" or not model.share_prefix or model.attention_kernel == "oracle"
+    computed |= rollout.logprobs == "recompute" and config.algorithm.updates > 1
+    keep_forward = 0.0 if computed else rollout.keep_forward_gb
     buckets = 2 if zero.get("overlap_comm") else 1
     return Setup(
         element=BYTES[model.dtype],
@@ -162,6 +174,8 @@ def setup_of(config: Any, shape: ModelShape, ranks: int) -> Setup:
         prompts_of_step=config.training.prompts_per_step,
         least_budget=config.prompt.max_prompt_tokens + rollout.max_new_tokens,
         part_rates=bool(config.training.learning_rates),
+        keep_forward=keep_forward and keep_forward * GIB,
+        updates=config.algorithm.updates,
     )
 
 

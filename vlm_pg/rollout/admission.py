@@ -187,7 +187,7 @@ def budget_bytes(settings: RolloutSettings, device: torch.device, reusable: int 
     """
     if settings.memory_gb is not None:
         return int(settings.memory_gb * GIB)
-    return int(SHARE_OF_FREE * (free_bytes(device) + reusable))
+    return int(SHARE_OF_FREE * max(0, free_bytes(device) + reusable))
 
 
 def check_fits(needed: int, budget: int, sample_id: str, settings: RolloutSettings, advice: str = "") -> None:

@@ -16,7 +16,6 @@ import torch
 from vlm_pg.attention.kernels import Kernel
 from vlm_pg.models.linear_attention import LinearStates
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.recorded import RecordedRows
 from vlm_pg.rollout.fused.choice import FusedStep
 from vlm_pg.rollout.graphs import GraphUse
 from vlm_pg.rollout.kv import BLOCK_TOKENS, PrefixStore
@@ -25,7 +24,7 @@ from vlm_pg.rollout.prefix_attention import LevelPrefixAttention, PrefixAttentio
 from vlm_pg.rollout.recording import StepRing
 from vlm_pg.rollout.sampling import Choice
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import FinishReason
+from vlm_pg.types import FinishReason, RecordedRows
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from vlm_pg.memory import GIB
 from vlm_pg.metrics import Metric
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.recorded import ForwardBudget, RecordedForward, RecordedRows
+from vlm_pg.models.recorded import ForwardBudget
 from vlm_pg.rollout.admission import Booking, WaitingPrompts, budget_bytes, check_fits, rounds
 from vlm_pg.rollout.decoding import Cohort, Decoder, FinishedRollout
 from vlm_pg.rollout.fused.choice import prefill_layers
@@ -32,7 +32,7 @@ from vlm_pg.rollout.recording import StepRing
 from vlm_pg.rollout.sampling import StopStrings, TokenSampler, rollout_key, uniforms
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
-from vlm_pg.types import FinishReason, Prompt, Rollout
+from vlm_pg.types import FinishReason, Prompt, RecordedForward, RecordedRows, Rollout
 
 # Cohorts are compacted once a quarter of their rollouts are finished: copying keys and values costs too.
 COMPACT_THRESHOLD = 0.75
@@ -92,7 +92,7 @@ class RolloutEngine:
         seed: the run's seed; a rollout's random numbers depend on (seed, step, sample id, rollout index, token index).
         should_stop: polled at every layer of a prefill and at every token; True raises InterruptedError.
         stop_together: as ``should_stop``, where processes that need each other for every token meet: all of them raise.
-        forwards: memory for recorded forwards, from which the update starts; None: nothing is recorded.
+        forwards: memory for recorded forwards, from which the update starts, first choice first.
 
     Raises:
         ValueError: settings the model or its tokenizer cannot follow.
@@ -107,7 +107,7 @@ class RolloutEngine:
         seed: int,
         should_stop: Callable[[], bool] = lambda: False,
         stop_together: Callable[[], bool] = lambda: False,
-        forwards: ForwardBudget | None = None,
+        forwards: Sequence[ForwardBudget] = (),
     ):
         self.forwards = forwards
         self.policy, self.settings, self.seed = policy, settings, seed
@@ -222,6 +222,7 @@ class RolloutEngine:
     def budget(self) -> int:
         """Bytes of keys, values and states that a call may hold."""
         reusable = 0 if self._decoder is None else self._decoder.nbytes
+        reusable -= sum(forwards.room for forwards in self.forwards if forwards.target is None)
         return budget_bytes(self.settings, self.policy.device, reusable)
 
     def share_of_rollouts(self, sequence: SequenceGroup) -> range:
@@ -310,8 +311,8 @@ class _ContinuousBatch:
         else:
             self.decoder = engine.take_decoder()
             self.store = self.decoder.store
-        if engine.forwards is not None and self.decoder.ring is None:
-            self.decoder.ring = StepRing.of(self.policy)
+        if engine.forwards and self.decoder.ring is None:
+            self.decoder.ring = StepRing(self.policy)
         self.prefill = Prefill(
             self.policy,
             self.store,
@@ -346,8 +347,9 @@ class _ContinuousBatch:
         self.cohorts: list[Cohort] = []
         self.ends = {path[-1] for path in self.waiting.paths}
         self.last_hidden: dict[int, torch.Tensor] = {}
-        # Of each prompt whose rollouts are recorded, what was recorded of itself.
+        # Of each prompt whose rollouts are recorded, what was recorded of itself, and in whose memory.
         self.recorded: dict[int, tuple[RecordedRows, ...]] = {}
+        self.forwards: dict[int, ForwardBudget] = {}
         self.finished: list[list[FinishedRollout]] = [[] for _ in self.prompts]
 
     def run(self) -> list[tuple[Rollout, ...]]:
@@ -392,32 +394,38 @@ class _ContinuousBatch:
         """Prefill the new nodes and decode behind them."""
         self.store.rearrange(stored, self.prefill.room(new, self.ends))
         self.last_hidden = {node: hidden for node, hidden in self.last_hidden.items() if node in stored}
-        forwards = self._book_forward(chosen, new)
-        self.last_hidden |= self.prefill.run(new, self.ends, forwards is not None)
-        if forwards is not None:
-            for prompt in chosen:
-                path = self.waiting.paths[prompt]
-                self.recorded[prompt] = tuple(rows for node in path for rows in self.prefill.recorded[node])
-                forwards.count(self.recorded[prompt])
-        self.cohorts.append(self._cohort(chosen, forwards is not None))
+        of_nodes = self._book_forwards(chosen, new)
+        self.last_hidden |= self.prefill.run(new, self.ends, {node: found.put for node, found in of_nodes.items()})
+        for node, forwards in of_nodes.items():
+            forwards.count(self.prefill.recorded[node])
+            forwards.release(self.waiting.nodes[node].num_tokens)
+        recorded = [prompt for prompt in chosen if prompt in self.forwards]
+        for prompt in recorded:
+            path = self.waiting.paths[prompt]
+            self.recorded[prompt] = tuple(rows for node in path for rows in self.prefill.recorded[node])
+        self.cohorts.append(self._cohort(chosen, bool(recorded)))
         self.decoder.admit(self.cohorts[-1])
         if self.counts_prompts:
             self.stats.prefill_tokens += sum(self.waiting.nodes[node].num_tokens for node in new)
         self.stats.cohorts += 1
 
-    def _book_forward(self, chosen: Sequence[int], new: Sequence[int]) -> ForwardBudget | None:
-        """The budget for recording the forward of these prompts' rollouts; None where it is full, or something stored
-        before was not recorded."""
-        recorded, forwards = self.prefill.recorded, self.engine.forwards
-        for node in [node for node in recorded if node not in self.store.lengths]:
+    def _book_forwards(self, chosen: Sequence[int], new: Sequence[int]) -> dict[int, ForwardBudget]:
+        """Book memory for those of these prompts of which nothing was stored without a record; of their new nodes in
+        whose memory."""
+        recorded, of_nodes = self.prefill.recorded, dict[int, ForwardBudget]()
+        for node in recorded.keys() - self.store.lengths.keys():
             del recorded[node]
-        if forwards is None or self.prefill.sequence.size > 1:
-            return None
-        if {node for prompt in chosen for node in self.waiting.paths[prompt]} - {*new, *recorded}:
-            return None
-        prompt_tokens = sum(self.waiting.nodes[node].num_tokens for node in new)
-        fits = forwards.book(prompt_tokens, len(chosen) * self.rollouts_each * self.settings.max_new_tokens)
-        return forwards if fits else None
+        for prompt in chosen if self.prefill.sequence.size == 1 else ():
+            path = self.waiting.paths[prompt]
+            if not {*new, *recorded}.issuperset(path):
+                continue
+            nodes = [node for node in path if node not in recorded and node not in of_nodes]
+            tokens = sum(self.waiting.nodes[node].num_tokens for node in nodes)
+            tokens += self.rollouts_each * self.settings.max_new_tokens
+            if forwards := next((one for one in self.engine.forwards if one.book(tokens)), None):
+                self.forwards[prompt] = forwards
+                of_nodes |= dict.fromkeys(nodes, forwards)
+        return of_nodes
 
     def _cohort(self, chosen: Sequence[int], records: bool) -> Cohort:
         device = self.policy.device
@@ -467,16 +475,22 @@ class _ContinuousBatch:
                 reason = self.engine.finish_reason(cohort.tokens_of(row))
                 if reason is not None:
                     finished = cohort.finish(row, reason)
-                    if cohort.records and cohort.num_generated > 1 and (ring := self.decoder.ring) is not None:
-                        finished = replace(finished, recorded=ring.recorded_rows(cohort, row))
+                    if finished.prompt in self.forwards and cohort.num_generated > 1:
+                        finished = self._with_record(finished, cohort, row)
                     self._finish(finished)
             start = rows.stop
+
+    def _with_record(self, rollout: FinishedRollout, cohort: Cohort, row: int) -> FinishedRollout:
+        assert self.decoder.ring is not None
+        rows = self.decoder.ring.recorded_rows(cohort, row, self.forwards[rollout.prompt].put)
+        return replace(rollout, recorded=rows)
 
     def _finish(self, rollout: FinishedRollout) -> None:
         group = self.finished[rollout.prompt]
         group.append(rollout)
-        if rollout.prompt in self.recorded and self.engine.forwards is not None:
-            self.engine.forwards.release(self.settings.max_new_tokens)
+        if forwards := self.forwards.get(rollout.prompt):
+            forwards.release(self.settings.max_new_tokens)
+            forwards.count(rollout.recorded)
         self.stats.new_tokens += len(rollout.token_ids)
         if len(group) == self.rollouts_each:
             self.waiting.done(rollout.prompt)
@@ -510,8 +524,6 @@ class _ContinuousBatch:
         forward = None
         if (prompt := self.recorded.get(finished.prompt)) is not None:
             forward = RecordedForward(prompt, finished.recorded, finished.logprobs, finished.entropies)
-            if self.engine.forwards is not None:
-                self.engine.forwards.count(finished.recorded)
         return Rollout(
             token_ids=finished.token_ids,
             rollout_logprobs=finished.logprobs,

@@ -16,10 +16,10 @@ from vlm_pg.models.contexts import ChunkContext, TreeContext
 from vlm_pg.models.linear_attention import LinearHeads, LinearStates
 from vlm_pg.models.policy import Policy, Rows, hidden_of_rows
 from vlm_pg.models.prompt_tree import PromptNode
-from vlm_pg.models.recorded import ForwardRecorder, RecordedRows
+from vlm_pg.models.recorded import ForwardRecorder, Put
 from vlm_pg.models.stream_share import Division, Indices, StreamShare, rows_to_heads
 from vlm_pg.rollout.kv import PrefixStore
-from vlm_pg.types import Prompt, VisualFeatures
+from vlm_pg.types import Prompt, RecordedRows, VisualFeatures
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,13 @@ class Prefill:
         text = policy.model.config.get_text_config()
         self.linear_heads = LinearHeads.of_config(text) if policy.family.linear_attention else None
 
-    def run(self, new: Sequence[int], ends: Collection[int], records: bool = False) -> dict[int, torch.Tensor]:
+    def run(
+        self, new: Sequence[int], ends: Collection[int], puts: Mapping[int, Put] | None = None
+    ) -> dict[int, torch.Tensor]:
         """Nodes that the store has room for already, parents first.
 
         Args:
-            records: what the layers compute is added to ``recorded``.
+            puts: of nodes that are recorded how their tensors are kept.
 
         Returns:
             For each node of ``ends`` among them the last hidden state [D] of its last token.
@@ -108,12 +110,14 @@ class Prefill:
         for one in self._passes(new, ends):
             if self.policy.lockstep is not None:
                 self._between_layers()
-            recorder = ForwardRecorder() if records else None
+            pieces, recorder = one.layout.pieces, None
+            if puts is not None and any(piece.node in puts for piece in pieces):
+                read = [int(index in one.read) for index in range(len(pieces))]
+                recorder = ForwardRecorder(one.layout.sizes, read, [puts.get(piece.node) for piece in pieces])
+                for piece, rows in zip(pieces, recorder.pieces, strict=True):
+                    if piece.node in puts:
+                        self.recorded.setdefault(piece.node, []).append(rows)
             last_hidden |= self._run(one, self._rows(one, features), recorder)
-            if recorder is not None:
-                read = [int(index in one.read) for index in range(len(one.layout.pieces))]
-                for piece, rows in zip(one.layout.pieces, recorder.split(one.layout.sizes, read), strict=True):
-                    self.recorded.setdefault(piece.node, []).append(rows)
         return last_hidden
 
     def room(self, new: Sequence[int], ends: Collection[int]) -> dict[int, int]:

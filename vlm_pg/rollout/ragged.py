@@ -428,7 +428,7 @@ class RaggedDecoder(Decoder):
         front = iter(range(num_rows))
         self._rows = {cohort: [next(front) for _ in rows] for cohort, rows in self._rows.items()}
         self._context.recorder = self.ring
-        if self.ring is not None and self.ring.lay_out(self._rows, num_rows):
+        if self.ring is not None and self.ring.lay_out(self._rows, num_rows, in_place=True):
             self._steps.clear()
 
     def _step_here(self) -> DecodeGraph:

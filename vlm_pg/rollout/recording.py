@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-from vlm_pg.models.policy import Policy
-from vlm_pg.models.recorded import RecordedRows, hook_routers
+from vlm_pg.models.network import Network
+from vlm_pg.models.recorded import Put
+from vlm_pg.types import Kind, RecordedRows
 
-if TYPE_CHECKING:
-    from vlm_pg.rollout.decoding import Cohort
-
-# A layer, and what of it: "input" (behind the last layer its output), "out" and "lse" of attention, "experts".
-Kind = tuple[int, str]
+_Cohort = Any  # decoding's, which imports this module
 
 
 @dataclass
@@ -31,37 +28,23 @@ class _TakenSteps:
 class StepRing:
     """A ``ForwardRecorder`` of decode steps of R rows each.
 
-    The last ``STEPS`` lie in tensors [S, R, ...] that keep their addresses, so that a CUDA graph can write them; which
-    step is written is in a tensor as well. When they are full, or rows get other numbers, they are copied once.
-
-    Args:
-        kinds: shape of a row and dtype.
+    The last ``STEPS`` are the layers' own tensors, or lie in tensors [S, R, ...] that keep their addresses, so that a
+    CUDA graph can write them; which step is written is in a tensor as well. When there are ``STEPS``, or rows get other
+    numbers, they are copied once.
     """
 
     STEPS = 64
 
-    def __init__(self, kinds: Mapping[Kind, tuple[tuple[int, ...], torch.dtype]], device: torch.device):
-        self._kinds, self._device = kinds, device
-        self._last_layer = max(layer for layer, _ in kinds)
-        self._slot = torch.zeros(1, dtype=torch.int64, device=device)
+    def __init__(self, network: Network):
+        self._kinds, self._device = network.recorded_kinds(), network.device
+        self._last_layer = max(layer for layer, _ in self._kinds)
+        self._slot = torch.zeros(1, dtype=torch.int64, device=network.device)
         self._flat: dict[Kind, torch.Tensor] = {}
+        self._lists: dict[Kind, list[torch.Tensor]] = {kind: [] for kind in self._kinds}
         self._room = self._num_rows = self._steps = 0
-        self._rows: dict[Cohort, list[int]] = {}
-        self._first: dict[Cohort, int] = {}  # step of the ring
-        self._taken: dict[Cohort, list[_TakenSteps]] = {}
-
-    @classmethod
-    def of(cls, policy: Policy) -> StepRing:
-        whole, dtype = policy.model.config, policy.dtype
-        text, layers = whole.get_text_config(), policy.family.layer_kinds(whole)
-        heads, _, head_dim = policy.family.head_shape(whole)
-        kinds: dict[Kind, tuple[tuple[int, ...], torch.dtype]]
-        kinds = {(layer, "input"): ((text.hidden_size,), dtype) for layer in range(len(layers) + 1)}
-        for layer in (layer for layer, kind in enumerate(layers) if kind == "full_attention"):
-            kinds |= {(layer, "out"): ((heads, head_dim), dtype), (layer, "lse"): ((heads,), torch.float32)}
-        for layer in hook_routers(policy.language_model):
-            kinds[layer, "experts"] = (text.num_experts_per_tok,), torch.int64
-        return cls(kinds, policy.device)
+        self._rows: dict[_Cohort, list[int]] = {}
+        self._first: dict[_Cohort, int] = {}  # step of the ring
+        self._taken: dict[_Cohort, list[_TakenSteps]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -71,24 +54,28 @@ class StepRing:
         """End a call."""
         self._rows, self._first, self._taken = {}, {}, {}
 
-    def lay_out(self, rows: Mapping[Cohort, Sequence[int]], num_rows: int) -> bool:
-        """The rows of each cohort from now on, out of ``num_rows``; whether tensors have another address."""
+    def lay_out(self, rows: Mapping[_Cohort, Sequence[int]], num_rows: int, in_place: bool = False) -> bool:
+        """The rows of each cohort from now on, out of ``num_rows``; whether tensors have another address.
+
+        ``in_place``: steps are written into tensors that keep theirs.
+        """
         self._take()
         for cohort, of_cohort in rows.items():
             self.admit(cohort, of_cohort)
-        moves, self._num_rows = num_rows > self._room, num_rows
+        moves = in_place and num_rows > self._room
+        self._num_rows = num_rows
         if moves:
             self._room = num_rows
             for kind, (shape, dtype) in self._kinds.items():
                 self._flat[kind] = torch.zeros(self.STEPS * num_rows, *shape, dtype=dtype, device=self._device)
         return moves
 
-    def admit(self, cohort: Cohort, rows: Sequence[int]) -> None:
+    def admit(self, cohort: _Cohort, rows: Sequence[int]) -> None:
         self._rows[cohort] = list(rows)
         self._first.setdefault(cohort, self._steps)
         self._taken.setdefault(cohort, [])
 
-    def retain(self, cohort: Cohort, rows: Sequence[int]) -> None:
+    def retain(self, cohort: _Cohort, rows: Sequence[int]) -> None:
         """As ``Decoder.retain``."""
         known = self._rows.pop(cohort, [])
         if known and rows:
@@ -98,16 +85,20 @@ class StepRing:
         elif known:
             del self._first[cohort], self._taken[cohort]
 
-    def recorded_rows(self, cohort: Cohort, row: int) -> list[RecordedRows]:
-        """All steps of a rollout, in pieces."""
-        found = [
-            RecordedRows.of_steps({kind: x[one.start : one.stop, one.rows[row]] for kind, x in one.steps.items()})
+    def recorded_rows(self, cohort: _Cohort, row: int, put: Put) -> list[RecordedRows]:
+        """All steps of a rollout, in pieces whose tensors are kept by ``put``, or as they are if that clones them."""
+        steps = [
+            {kind: x[one.start : one.stop, one.rows[row]] for kind, x in one.steps.items()}
             for one in self._taken[cohort]
         ]
         if self._steps > (first := self._first[cohort]):
             number = self._rows[cohort][row]
-            now = {kind: self._view(kind)[first : self._steps, number].clone() for kind in self._kinds}
-            found.append(RecordedRows.of_steps(now))
+            steps.append({kind: self._steps_of(kind, first, number) for kind in self._kinds})
+        found = []
+        for one in steps:
+            found.append(RecordedRows(len(one[0, "input"])))
+            for kind, x in one.items():
+                found[-1].keep(kind, x, torch.Tensor.detach if put is torch.clone else put)
         return found
 
     def next_step(self) -> None:
@@ -132,18 +123,28 @@ class StepRing:
         self._write((layer_index, "experts"), experts)
 
     def _write(self, kind: Kind, values: torch.Tensor) -> None:
-        self._view(kind).index_copy_(0, self._slot, values[None])
+        if self._room:
+            self._view(kind).index_copy_(0, self._slot, values[None])
+        else:
+            self._lists[kind].append(values)
+
+    def _steps_of(self, kind: Kind, first: int = 0, row: int | None = None) -> torch.Tensor:
+        """Steps [S, R, ...] from ``first`` on, or those of one row [S, ...], copied."""
+        if self._room:
+            steps = self._view(kind)[first : self._steps]
+            return (steps if row is None else steps[:, row]).clone()
+        return torch.stack([step if row is None else step[row] for step in self._lists[kind][first:]])
 
     def _view(self, kind: Kind) -> torch.Tensor:
         return self._flat[kind][: self.STEPS * self._num_rows].unflatten(0, (self.STEPS, self._num_rows))
 
     def _take(self) -> None:
-        stop, self._steps = self._steps, 0
-        if stop:
-            self._slot.zero_()
+        if stop := self._steps:
             recorded = {cohort: rows for cohort, rows in self._rows.items() if cohort.records}
-            steps = {kind: self._view(kind)[:stop].clone() for kind in self._kinds} if recorded else {}
+            steps = {kind: self._steps_of(kind) for kind in self._kinds} if recorded else {}
             for cohort, rows in recorded.items():
                 if stop > self._first[cohort]:
                     self._taken[cohort].append(_TakenSteps(steps, list(rows), self._first[cohort], stop))
+            self._slot.zero_()
+            self._lists, self._steps = {kind: [] for kind in self._kinds}, 0
         self._first = dict.fromkeys(self._first, 0)

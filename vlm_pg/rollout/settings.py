@@ -169,7 +169,8 @@ class RolloutSettings(Settings):
         None,
         ge=0.0,
         description="GiB for what the layers compute while rollouts are sampled, from which the first update of a step "
-        "starts instead of computing its forward again; 0: off; default: a quarter of the memory free at the start.",
+        "starts instead of computing its forward again; 0: off; default: what the update leaves free at the start, up "
+        "to half of it, and behind a GPU a quarter of the free host memory.",
     )
     mismatch_every: int = Field(
         50,

@@ -144,7 +144,8 @@ class Collector:
             self._count_controls(groups + dropped)
         sampled = groups + dropped
         for group in groups:
-            group.release_forwards(pruned_only=True)
+            if group.rollouts and group.rollouts[0].forward is not None:
+                group.release_forwards(pruned_only=True)
         if self.algorithm.mask_truncated:
             groups = [without_truncated(group) for group in groups]
         # With prune correction, the loss averages over all sampled groups, including fully pruned ones.

@@ -14,7 +14,7 @@ backward passes, or their collectives do not match. A rank with less work runs p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -24,7 +24,14 @@ import torch
 from vlm_pg.batching.balance import Assignment, assign_groups
 from vlm_pg.batching.cost import CostModel, GroupWork
 from vlm_pg.batching.plan import MicroBatch
-from vlm_pg.distributed import RankLayout, SequenceGroup, exchange_objects, gather_objects, max_over_ranks
+from vlm_pg.distributed import (
+    RankLayout,
+    SequenceGroup,
+    exchange_objects,
+    gather_objects,
+    max_over_ranks,
+    min_over_ranks,
+)
 from vlm_pg.errors import ConfigError
 from vlm_pg.metrics import Metric
 from vlm_pg.models.micro_batches import Slot
@@ -35,7 +42,7 @@ from vlm_pg.rollout.engine import RolloutEngine, stop_token_ids
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.training.groups import Update, trains
 from vlm_pg.training.step_features import FeatureExchange, FeatureTransfer, StepFeatures
-from vlm_pg.types import Prompt, ResponseGroup, Rollout, RolloutGroup
+from vlm_pg.types import Prompt, RecordedForward, RecordedRows, ResponseGroup, Rollout, RolloutGroup
 
 # Number of a group over all ranks, and indices of some of its rollouts.
 GroupPart = tuple[int, tuple[int, ...]]
@@ -118,14 +125,16 @@ class Parallel:
         first = sum(map(len, of_ranks[: sequence.rank]))
         return scored[first : first + len(groups)]
 
-    def slots(self, micro_batches: Sequence[MicroBatch]) -> list[Slot]:
+    def slots(self, micro_batches: Sequence[MicroBatch], recorded: Collection[MicroBatch]) -> list[Slot]:
         """The common order: chunked micro-batches, most chunks first, then single passes. A collective.
 
         Args:
             micro_batches: this rank's, in that order.
+            recorded: those of recorded forwards, from which all ranks start in a slot, or none; first of their kind.
         """
         device = self.engine.policy.device
-        chunked, plain = ([m for m in micro_batches if (len(m.chunks) > 1) is cut] for cut in (True, False))
+        sooner = sorted(micro_batches, key=lambda micro: micro not in recorded)
+        chunked, plain = ([m for m in sooner if (len(m.chunks) > 1) is cut] for cut in (True, False))
         counts = max_over_ranks({"chunked": float(len(chunked)), "plain": float(len(plain))}, device)
         lengths = {f"slot {index:06d}": 0.0 for index in range(int(counts["chunked"]))}
         lengths |= {f"slot {index:06d}": float(len(micro.chunks)) for index, micro in enumerate(chunked)}
@@ -134,14 +143,30 @@ class Parallel:
         own_chunked = chunked + idle * (len(most) - len(chunked))
         own_plain = plain + idle * (int(counts["plain"]) - len(plain))
         slots = [Slot(micro, int(most[f"slot {index:06d}"])) for index, micro in enumerate(own_chunked)]
-        return slots + [Slot(micro, 1) for micro in own_plain]
+        slots += [Slot(micro, 1) for micro in own_plain]
+        here = {f"slot {index:06d}": float(one.micro in (None, *recorded)) for index, one in enumerate(slots)}
+        everywhere = min_over_ranks(here, device) if here else {}
+        return [slot._replace(recorded=bool(of_all)) for slot, of_all in zip(slots, everywhere.values(), strict=True)]
 
     @property
     def filler(self) -> ResponseGroup:
-        """Work of an idle rank: two tokens of text and a response of two; its loss counts zero."""
-        token = torch.tensor([stop_token_ids(self.engine.policy)[0]] * 2)
+        """Work of an idle rank: two tokens of text and a response of two, of weight zero, its forward made up."""
+        policy = self.engine.policy
+        token = torch.tensor([stop_token_ids(policy)[0]] * 2)
         types, positions_3P = torch.zeros(2, dtype=torch.int64), torch.arange(2).expand(3, -1)
-        return ResponseGroup(Prompt("filler", token, types, positions_3P), (token,))
+        logprobs = torch.zeros(2, device=policy.device)
+        prompt, own = (
+            RecordedRows(
+                rows,
+                {
+                    kind: logprobs.new_zeros(rows, *shape, dtype=dtype)
+                    for kind, (shape, dtype) in policy.recorded_kinds().items()
+                },
+            )
+            for rows in (2, 1)
+        )
+        forward = RecordedForward([prompt], [own], logprobs, logprobs)
+        return ResponseGroup(Prompt("filler", token, types, positions_3P), (token,), (forward,))
 
 
 def sample_together(

@@ -24,10 +24,11 @@ from vlm_pg.models.loading import DTYPES
 from vlm_pg.models.logits import logits_fault
 from vlm_pg.models.memory_choice import Decision, Need, decide
 from vlm_pg.models.memory_sizes import LanguageShape, LanguageSizes, TowerShape, TowerSizes
+from vlm_pg.models.offloading import offload_target
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.recorded import ForwardBudget, recorded_bytes
+from vlm_pg.models.recorded import ForwardBudget, hook_routers
 from vlm_pg.models.settings import Part
-from vlm_pg.models.weights import is_quantized, is_sharded, num_elements
+from vlm_pg.models.weights import is_quantized, num_elements
 from vlm_pg.observe.trackers import refuse_missing
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
@@ -39,8 +40,10 @@ from vlm_pg.training.stop import StopRequest
 from vlm_pg.types import Sample
 from vlm_pg.versions import versions
 
-# Share of the free memory for recorded forwards.
-SHARE_FOR_FORWARDS = 0.25
+# Of the free memory for recorded forwards, at most.
+SHARE_FOR_FORWARDS = 0.5
+# And of the free memory of a GPU's host.
+SHARE_OF_HOST = 0.25
 
 
 def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: int, mixture: str = "") -> list[str]:
@@ -63,7 +66,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *policy.family.notes,
         *_rank_lines(config, policy, engine.ranks),
         f"algorithm: {', '.join([algorithm.preset or 'GRPO, token mean', *changed])}",
-        forward_line(config, engine),
+        forward_line(config, policy, engine.ranks),
         *([line] if (line := liger_line(policy.model)) else []),
         *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
@@ -228,15 +231,19 @@ def choose_memory(config: RunConfig, policy: Policy, reference: Any, ranks: Rank
         reference: reference policy of a KL term; it runs in the same tiles and pieces.
     """
     device = policy.device
-    free = free_bytes(device) - _later_allocations(config, policy.model)
-    if config.rollout.engine == "in_process" and config.rollout.cuda_graphs:
-        free -= reusable_bytes(device)
-    free = int(min_over_ranks({"free": float(max(0, free))}, device)["free"])
+    free = int(min_over_ranks({"free": float(_free_for_steps(config, policy))}, device)["free"])
     decision = decide(config.model, _need(config, policy, ranks, free))
     policy.use_memory(decision.choice)
     if reference is not None and hasattr(reference, "use_memory"):
         reference.use_memory(decision.choice)
     return decision
+
+
+def _free_for_steps(config: RunConfig, policy: Policy) -> int:
+    free = free_bytes(policy.device) - _later_allocations(config, policy.model)
+    if config.rollout.engine == "in_process" and config.rollout.cuda_graphs:
+        free -= reusable_bytes(policy.device)
+    return max(0, free)
 
 
 def _later_allocations(config: RunConfig, model: torch.nn.Module) -> int:
@@ -293,8 +300,9 @@ def make_sampler(
     """
     policy = engine.policy
     if config.rollout.engine == "in_process":
+        forwards = forward_budgets(config, policy, engine.ranks)
         stops = stop.between_tokens, lambda: stop.requested
-        return RolloutEngine(policy, config.rollout, config.run.seed, *stops, forward_budget(config, engine))
+        return RolloutEngine(policy, config.rollout, config.run.seed, *stops, forwards)
     try:
         from vlm_pg.rollout.server.engine import ServerEngine
         from vlm_pg.rollout.server.messages import ChatMessages
@@ -309,32 +317,43 @@ def make_sampler(
     )
 
 
-def forward_budget(config: RunConfig, engine: Engine) -> ForwardBudget | None:
-    """Memory for recorded forwards, from which updates start; None where they compute their own."""
-    if forward_fault(config, engine):
-        return None
-    policy, limit = engine.policy, config.rollout.keep_forward_gb
-    # With shards of gradients, ranks reduce them in the order in which a backward makes them.
-    policy.records_forwards = engine.ranks.world_size > 1 and config.training.engine == "deepspeed"
-    free = SHARE_FOR_FORWARDS * free_bytes(policy.device) if limit is None else limit * GIB
-    return ForwardBudget(int(free), recorded_bytes(policy.family, policy.model.config, policy.dtype.itemsize))
+def forward_budgets(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[ForwardBudget]:
+    """Memory for recorded forwards, from which updates start: of the device, then of a GPU's host; none where they
+    compute theirs."""
+    if forward_fault(config, policy, ranks):
+        return []
+    need, size, limit = _need(config, policy, ranks, _free_for_steps(config, policy)), policy.recorded_bytes(), None
+    here = min(int(SHARE_FOR_FORWARDS * need.free), decide(config.model, need).left)
+    if config.rollout.keep_forward_gb is not None:
+        limit = int(config.rollout.keep_forward_gb * GIB)
+        here = min(here, limit) if policy.device.type == "cuda" else limit
+    budgets = [ForwardBudget(here, size)]
+    if policy.device.type == "cuda":
+        of_host = int(SHARE_OF_HOST * free_bytes(torch.device("cpu"))) if limit is None else limit - here
+        budgets.append(ForwardBudget(of_host, size, offload_target(policy.device)))
+    return budgets
 
 
-def forward_fault(config: RunConfig, engine: Engine) -> str | None:
+def forward_fault(config: RunConfig, policy: Policy, ranks: RankLayout) -> str | None:
     """Why updates compute their forward, as end of a sentence; None where they start from that of sampling."""
     reasons = {
         "rollout.keep_forward_gb is 0": config.rollout.keep_forward_gb == 0,
         "a server samples": config.rollout.engine == "server",
         "model.share_prefix is false": not config.model.share_prefix,
-        "sequence ranks divide it": engine.ranks.sequence_size > 1,
-        "ZeRO-3 gathers weights module by module": is_sharded(engine.policy.model),
-        "a CUDA graph samples": engine.policy.device.type == "cuda",
+        "model.attention_kernel=oracle has no log-sum-exps": config.model.attention_kernel == "oracle",
+        "sequence ranks divide it": ranks.sequence_size > 1,
+        "tiles (model.mlp_tile_rows) cut its mixtures of experts": bool(
+            policy.stream_memory.choice.mlp_tile_rows and hook_routers(policy.language_model)
+        ),
+        "rollout.logprobs=recompute scores rollouts before several updates": (
+            config.rollout.logprobs == "recompute" and config.algorithm.updates > 1
+        ),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def forward_line(config: RunConfig, engine: Engine) -> str:
-    if fault := forward_fault(config, engine):
+def forward_line(config: RunConfig, policy: Policy, ranks: RankLayout) -> str:
+    if fault := forward_fault(config, policy, ranks):
         return f"updates compute their forward: {fault}"
     return "updates start from the forward of sampling, as far as rollout.keep_forward_gb has room for it"
 

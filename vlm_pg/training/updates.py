@@ -173,7 +173,10 @@ def update_policy(
     trained = [group.only_kept() for group in update.groups if trains(group)]
     loss, vision = _weighted(engine, update, trained, settings)
     plan = plan_groups(loss.groups, settings.micro_batch_tokens, policy.settings.share_prefix)
-    slots = plan.slots if parallel is None else parallel.slots(plan.micro_batches)
+    slots = plan.slots
+    if parallel is not None:
+        recorded = {m for m in plan.micro_batches if all(loss.groups[g].response_group.forwards for g in m.groups)}
+        slots = parallel.slots(plan.micro_batches, recorded)
     backward = _Backward(engine, sum(slot.backward_calls for slot in slots), update.may_stop)
     for slot in slots:
         if slot is slots[-1]:
@@ -181,6 +184,9 @@ def update_policy(
         micro = slot.micro or FILLER
         groups = [loss.groups[group] for group in micro.groups] if slot.micro else []
         responses = [group.response_group for group in groups] if parallel is None or groups else [parallel.filler]
+        has_record = bool(responses[0].forwards)
+        if not slot.recorded:
+            responses = [replace(response, forwards=()) for response in responses]
         streams = pack_micro_batch(policy, responses, micro, slot.chunks if slot.chunks > 1 else 0, engine.sequence)
         # The reference's passes come before those of the policy take their memory. It runs on idle ranks too: its
         # weights may be sharded.
@@ -190,7 +196,7 @@ def update_policy(
             ref_logprobs = pass_logprobs(reference, streams, ref_features, settings.temperature)
         if groups:
             loss.tally.add(TOKENS_COMPUTED, streams.num_tokens(len(micro.chunks)))
-            loss.tally.add(TOKENS_RECORDED, streams.num_recorded)
+            loss.tally.add(TOKENS_RECORDED, streams.num_recorded if has_record else 0)
             loss.tally.add(TOKENS_SHARED, streams.prompts.tokens_shared)
             loss.tally.add(QUESTIONS_SHARING, streams.prompts.num_sharing)
             if streams.prefixes:
@@ -207,7 +213,7 @@ def update_policy(
             entropy_graph=settings.algorithm.entropy_coef > 0,
         )
         del streams
-        for group in groups:
+        for group in groups if has_record else ():
             group.release_forwards()
     _count_sharing(loss.tally, trained, plan.in_one_tree)
     with update.waiting():

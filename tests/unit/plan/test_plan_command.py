@@ -42,10 +42,35 @@ def test_the_plan_of_a_run(run_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["plan", str(run_file), "--gpus", "8"]) == 0
     printed = capsys.readouterr().out
     assert "qwen2_5_vl: 8.29 B weights (tower 0.68 B), bf16, ZeRO-3, 8 ranks" in printed
-    for phrase in ("layer inputs", "keys and values of one group", "largest prompt that fits: ", "fits: ", "<- most"):
+    for phrase in (
+        "  recorded forwards  ",
+        "keys and values of one group",
+        "largest prompt that fits: ",
+        "fits: ",
+        "<- most",
+        "recorded forwards: 0.39 MiB a token, ",
+    ):
         assert phrase in printed
     words = re.search(r"question's rollout \+ update on one GPU, .*; H100 SXM ([\d.]+) s \+ ([\d.]+) ms;", printed)
     assert words and 4 < float(words[1]) < 16 and 600 < float(words[2]) < 1200
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gib"),
+    [
+        ([], None),
+        (["rollout.keep_forward_gb=2"], 2.0),
+        (["rollout.keep_forward_gb=0"], 0.0),
+        (["rollout.engine=server", "rollout.server.url=http://localhost:1"], 0.0),
+        (["model.share_prefix=false"], 0.0),
+        (["model.attention_kernel=oracle"], 0.0),
+        (["rollout.logprobs=recompute"], None),
+        (["rollout.logprobs=recompute", "algorithm.minibatches=2"], 0.0),
+    ],
+)
+def test_room_for_recorded_forwards_is_that_of_the_run(run_file: Path, overrides: list[str], gib: float | None) -> None:
+    config = load_config(run_file, overrides)
+    assert setup_of(config, model_shape(config), 8).keep_forward == (gib and gib * GIB)
 
 
 MEASURED = json.loads((ROOT / "docs/benchmarks/2026-11-28-h100.json").read_text())["figures"]

@@ -13,10 +13,11 @@ from vlm_pg.memory import GIB
 from vlm_pg.models.memory_sizes import LanguageShape, LinearAttention, TowerShape
 from vlm_pg.models.settings import PARTS, LoraSettings, ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice
-from vlm_pg.plan.activations import chunk_rows, token_bytes, tower_activations, update_activations
+from vlm_pg.plan.activations import chunk_rows, recorded_bytes, token_bytes, tower_activations, update_activations
 from vlm_pg.plan.command import TABLE, published_shape
 from vlm_pg.plan.flops import sequence_parallel_bytes
 from vlm_pg.plan.memory import (
+    forward_limit,
     generation_bytes,
     gradient_bytes,
     largest_budget,
@@ -24,6 +25,7 @@ from vlm_pg.plan.memory import (
     model_states,
     plan_memory,
     plan_to_fit,
+    recorded_groups,
 )
 from vlm_pg.plan.report import published_lines, published_setup, size_text
 from vlm_pg.plan.search import first_remedy, levers
@@ -228,6 +230,52 @@ def test_generation_holds_one_group_at_least() -> None:
     assert generation_bytes(TINY, replace(few, divides_prompts=True)) == generation_bytes(TINY, few)
     alone = generation_bytes(TINY, replace(FP32, share_prefix=False))
     assert alone["keys and values of one group"] == 2 * (100 + 9) * 4 * 2 * 4 * 4
+
+
+def test_recorded_forwards_counted_by_hand() -> None:
+    """fp32: inputs of 4 layers, an output, attention of 4 layers; of a prompt neither the output nor the last one."""
+    assert recorded_bytes(TINY, FP32) == (4 * (5 * 8 + 4 * (8 + 2)), 4 * (4 * 8 + 3 * (8 + 2)))
+    assert recorded_bytes(SEVEN, Setup())[0] == pytest.approx(412e3, rel=1e-3)
+    # Booked are 100 + 2 x 10 tokens a group, recorded 100 + 2 x 9.
+    three = replace(FP32, prompts=3, room_for_forwards=2.9 * 120 * 320)
+    assert recorded_groups(TINY, three) == (2, 100 * 248 + 18 * 320)
+    assert recorded_groups(TINY, replace(three, ranks=2, sequence_parallel=2))[0] == 0
+    phases = plan_memory(TINY, three).phases
+    assert phases["generation"]["recorded forwards"] == 2 * (100 * 248 + 18 * 320)
+
+
+def test_an_update_of_recorded_forwards_begins_at_its_backward() -> None:
+    """Of its one running layer the input is joined; it is computed again, whether layers are checkpointed or not."""
+    each = token_bytes(TINY, FP32)
+    running = 118 * (each.kept + max(each.mlp_backward, each.rest_backward - each.mlp) + each.input)
+    assert running == 118 * (each.kept - each.mlp + each.input + max(each.mlp + each.mlp_backward, each.rest_backward))
+    for checkpointing in (False, True):
+        recorded = replace(FP32, checkpointing=checkpointing, room_for_forwards=1e6)
+        found = plan_memory(TINY, recorded).phases["update"]
+        assert {part: found[part] for part in ("a layer's backward", "recorded forwards")} == {
+            "a layer's backward": running,
+            "recorded forwards": 100 * 248 + 18 * 320,
+        }
+        assert not found.keys() & {"layer inputs", "attention outputs", "kept by layers"}
+    # A second update of the step, and groups without room, compute their forward when records are gone.
+    alone = sum(plan_memory(TINY, FP32).phases["update"].values())
+    assert sum(plan_memory(TINY, replace(FP32, room_for_forwards=1e6)).phases["update"].values()) < alone
+    for more in ({"updates": 2}, {"prompts": 2, "room_for_forwards": 120 * 320.0}):
+        later = replace(FP32, room_for_forwards=1e6, budget=118)
+        assert sum(plan_memory(TINY, replace(later, **more)).phases["update"].values()) == alone
+
+
+@pytest.mark.parametrize("more", [{}, {"checkpointing": False}, {"train": PARTS}, {"budget": 8767, "prompts": 1}])
+def test_recorded_forwards_make_no_run_too_large(more: dict[str, Any]) -> None:
+    setup = Setup(prefix=8000, patches=30_000, budget=20_000, prompts=4, stage=3, ranks=8)
+    setup, found = replace(setup, **more), set()
+    assert plan_memory(SEVEN, replace(setup, room_for_forwards=0.0)) == plan_memory(SEVEN, setup)
+    for gib in (16, 24, 32, 40, 60, 80, 141, 200):
+        kept = replace(setup, room_for_forwards=forward_limit(SEVEN, setup, gib))
+        assert plan_to_fit(SEVEN, kept, gib).fits(gib) == plan_to_fit(SEVEN, setup, gib).fits(gib)
+        found.add(recorded_groups(SEVEN, kept)[0])
+        assert forward_limit(SEVEN, replace(setup, keep_forward=1e3), gib) <= 1e3
+    assert len(found) > 1
 
 
 def test_a_trained_tower_keeps_its_graph_of_all_prompts() -> None:

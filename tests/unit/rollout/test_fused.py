@@ -336,6 +336,8 @@ def test_log_probabilities_on_them_are_those_on_modules(monkeypatch: pytest.Monk
 class Plain:
     """A context that knows nothing of kernels: what it is given it gives back."""
 
+    recorder = recorded = None
+
     def attend(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
         self.given = q, k, v
         return q

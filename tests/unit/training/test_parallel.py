@@ -101,7 +101,7 @@ def micro(group: int, chunks: int) -> MicroBatch:
 
 def test_one_rank_has_its_own_plan() -> None:
     plan = [micro(3, 4), micro(1, 2), micro(0, 1), micro(2, 1)]
-    slots = PARALLEL.slots(plan)
+    slots = PARALLEL.slots(plan, plan)
     assert slots == Plan(plan, 0).slots
     assert slots == [Slot(plan[0], 4), Slot(plan[1], 2), Slot(plan[2], 1), Slot(plan[3], 1)]
     assert [slot.backward_calls for slot in slots] == [5, 3, 1, 1]
@@ -118,6 +118,6 @@ def test_a_rank_is_idle_in_slots_of_others(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(parallel, "max_over_ranks", with_other)
     plan = [micro(2, 2), micro(0, 1), micro(1, 1)]
-    assert PARALLEL.slots(plan) == [Slot(plan[0], 5), Slot(None, 3), Slot(plan[1], 1), Slot(plan[2], 1)]
+    assert PARALLEL.slots(plan, plan) == [Slot(plan[0], 5), Slot(None, 3), Slot(plan[1], 1), Slot(plan[2], 1)]
     monkeypatch.undo()
-    assert PARALLEL.slots([]) == []
+    assert PARALLEL.slots([], []) == []
