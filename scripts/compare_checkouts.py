@@ -3,6 +3,7 @@
     python scripts/compare_checkouts.py ../other-checkout            all cases, a few minutes
     python scripts/compare_checkouts.py ../other-checkout --cases zero2 lora
     python scripts/compare_checkouts.py ../other-checkout --close 1e-6
+    python scripts/compare_checkouts.py ../other-checkout --here rollout.keep_forward_gb=0
 
 Both use the Python that runs this file. Compared are weights and optimizer states of the last checkpoint, rollouts,
 metrics of every step but those of time and memory, and evaluations; equal means bit for bit, with ``--close`` within
@@ -66,10 +67,11 @@ def run(checkout: Path, words: list[str]) -> str | None:
     return (done.stdout + done.stderr)[-1500:] if done.returncode else None
 
 
-def trained(case: str, checkouts: list[Path], data: Path, folder: Path) -> str | None:
-    """Trains 3 steps with one checkout, or 2 with the first and up to 4 with the second."""
+def trained(case: str, checkouts: list[Path], data: Path, folder: Path, here: list[str]) -> str | None:
+    """Trains 3 steps with one checkout, or 2 with the first and up to 4 with the second; ``here``: settings of this."""
     for checkout, steps in zip(checkouts, (2, 4) if len(checkouts) == 2 else (3,), strict=True):
-        if failed := run(checkout, command(case, steps, data, folder)):
+        settings = here if checkout == HERE else []
+        if failed := run(checkout, command(case, steps, data, folder) + settings):
             return f"{checkout} failed:\n{failed}"
     return None
 
@@ -139,6 +141,7 @@ def main() -> int:
     parser.add_argument("other", type=Path, help="checkout to compare with")
     parser.add_argument("--cases", nargs="+", choices=[*CASES, "resume"], default=[*CASES, "resume"])
     parser.add_argument("--close", type=float, default=0.0, help="relative difference that is still equal")
+    parser.add_argument("--here", nargs="+", default=[], metavar="KEY=VALUE", help="settings of this checkout alone")
     parser.add_argument("--most", type=int, default=5, help="differences shown of each case")
     options = parser.parse_args()
     other, differ = options.other.resolve(), 0
@@ -153,7 +156,7 @@ def main() -> int:
             what, sides = case, ([HERE], [other])
             if case == "resume":
                 what, sides = "embedded", ([other, HERE], [other, other])
-            failures = [trained(what, side, data, to) for side, to in zip(sides, folders, strict=True)]
+            failures = [trained(what, *each, options.here) for each in zip(sides, [data] * 2, folders, strict=True)]
             found = [failure for failure in failures if failure] or list(differences(*folders, options.close))
             differ += bool(found)
             print(f"{len(found)} differences" if found else "equal", flush=True)

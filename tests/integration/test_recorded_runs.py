@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.processes import launch_ranks
 from tests.support.runs import read_lines
 from tests.support.small_run import clips_run
 from vlm_pg.config import load_config
@@ -99,3 +100,22 @@ def test_a_run_learns_what_it_learns_from_a_forward_of_its_own(config: Path, tmp
     for key, tensor in computed.items():
         if tensor.is_floating_point():
             assert (found[key] - tensor).norm() <= 5e-4 * tensor.norm(), key
+
+
+@pytest.mark.parametrize("balance", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_ranks_with_sharded_weights_start_from_recorded_forwards(config: Path, tmp_path: Path, balance: bool) -> None:
+    """Three questions on two ranks; rollouts that balancing moves leave their record behind."""
+    found = []
+    for gib in ("null", "0"):
+        run = tmp_path / f"run-{gib}"
+        settings = ["engine=deepspeed", "deepspeed_config=configs/deepspeed/zero3.json", "prompts_per_step=3"]
+        settings += [f"balance={str(balance).lower()}"]
+        words = [f"training.{setting}" for setting in settings]
+        launch_ranks("vlm_pg.cli", "train", str(config), f"run.dir={run}", f"rollout.keep_forward_gb={gib}", *words)
+        weights = load_file(next((run / "checkpoints" / "step-000002").glob("model*.safetensors")))
+        found.append((read_lines(run / "metrics.jsonl"), weights))
+    (lines, recorded), (_, computed) = found
+    for line in lines:
+        assert 0 < line["tokens_recorded"] <= line["tokens_computed"]
+        assert balance or line["tokens_recorded"] == line["tokens_computed"]
+    assert all((recorded[name] - x).norm() <= 5e-4 * x.norm() for name, x in computed.items())

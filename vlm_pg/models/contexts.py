@@ -83,8 +83,6 @@ class StateStore:
         self.recorded: dict[Key, Tensor] = {}
         self._away: dict[Key, tuple[Offloaded, bool]] = {}
         self._last_read = -1
-        # Leads chunks' gradients here where autograd computes those of chosen tensors only.
-        self.anchor: Tensor | None = None
 
     def hold(self, layer: int, first: Tensor, second: Tensor) -> None:
         """Store states that are not offloaded."""
@@ -117,7 +115,7 @@ class StateStore:
 
     def _cut(self, key: Key) -> Tensor:
         if key in self.recorded:
-            return cut(self.recorded[key], True, self.sums, key, self.anchor)
+            return cut(self.recorded[key], True, self.sums, key)
         if key in self.held:
             state = self.held[key]
             return cut(state, state.requires_grad, self.sums, key)
@@ -157,12 +155,11 @@ class PrefixStates:
         return _InjectGradient.apply(sums, tuple(states), loss_scale, *states.values())
 
 
-def cut(state: Tensor, with_graph: bool, sums: GradientSums, key: Key, anchor: Tensor | None = None) -> Tensor:
+def cut(state: Tensor, with_graph: bool, sums: GradientSums, key: Key) -> Tensor:
     """The same values; their gradient is added to ``sums`` and goes no further."""
     if not with_graph or not torch.is_grad_enabled():
         return state.detach()
-    if anchor is None:
-        anchor = torch.zeros((), device=state.device, requires_grad=True)
+    anchor = torch.zeros((), device=state.device, requires_grad=True)
     return _CollectGradient.apply(anchor, state.detach(), sums, key)
 
 
@@ -420,19 +417,14 @@ class ChunkContext(StreamContext):
             q, k, v = self._own_heads(layer_index, (q, share.rows), k, v)
         else:
             self.keep_keys_values(layer_index, k, v)
-        prefix_k, prefix_v = self._behind(layer_index)
+        prefix_k, prefix_v = self.prefix_states[layer_index]
         k, v = (_interleave(own, prefix, self.plan) for own, prefix in ((k, prefix_k), (v, prefix_v)))
         memo = self._memo(layer_index) if self.recorded is None else self.recorded.memo(layer_index, False)
         out = grouped_attention(q, k, v, self.plan, scale, self.kernel, memo)
         return out if share is None else heads_to_rows(out, share.rows)
 
     def _known_states(self, layer_index: int) -> LinearStates:
-        return LinearStates(*self._behind(layer_index))
-
-    def _behind(self, layer_index: int) -> KeysValues:
-        if self.recorded is not None:
-            self.prefix_states.anchor = self.recorded.anchor
-        return self.prefix_states[layer_index]
+        return LinearStates(*self.prefix_states[layer_index])
 
 
 def _interleave(chosen: Tensor, others: Tensor, plan: AttentionPlan) -> Tensor:

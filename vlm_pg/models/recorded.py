@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -141,12 +141,8 @@ class RecordedStream:
 
     ``rows``: all T rows, ``read``: those that are read off the last layer, in stream order. ``logprobs``,
     ``entropies``: fp32 [R] of the targets. ``injected``: further results of the layer that runs in backward, and their
-    gradients. ``in_tiles``: enters the number of tiles that ranks have agreed on. ``anchor``: requires a gradient while
-    it runs, for operations that must be on a path to one.
+    gradients. ``in_tiles``: enters the number of tiles that ranks have agreed on.
     """
-
-    # Gradients of a layer's weights are computed, which autograd adds up afterwards.
-    in_layer: ClassVar = False
 
     rows: Sequence[RowRange]
     read: Sequence[RowRange]
@@ -154,7 +150,6 @@ class RecordedStream:
     entropies: Tensor
     injected: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     in_tiles: Callable[[], AbstractContextManager[None]] = nullcontext
-    anchor: Tensor | None = None
 
     def inputs(self, index: int) -> Tensor:
         """[1, T, D] of layer ``index``; offloaded tensors of the layer before are prefetched."""
@@ -201,37 +196,34 @@ class RecordedStream:
             run: the layer, [1, T, D] -> [1, rows, D].
             hidden: [1, T, D], whose values are not used.
         """
-        weights = [weight for weight in layer.parameters() if weight.requires_grad]
-        return _SkippedLayer.apply(hidden, self, index, last, layer, hook, run, *weights)
+        root = None
+        if hidden.requires_grad or any(weight.requires_grad for weight in layer.parameters()):
+            root = torch.zeros((), requires_grad=True)
+        return _SkippedLayer.apply(hidden, root, self, index, last, layer, hook, run)
 
 
 class _SkippedLayer(torch.autograd.Function):
-    """The weights are inputs, so that autograd adds up their gradients. Hooks on a weight also see the layer's own."""
+    """As ``torch.utils.checkpoint`` with ``use_reentrant``: gradients of weights are accumulated in this backward."""
 
     @staticmethod
     def forward(
         ctx: Any,
         hidden: Tensor,
+        root: Tensor | None,
         stream: RecordedStream,
         index: int,
         last: bool,
         layer: torch.nn.Module,
         hook: RouterHook | None,
         run: Callable[[Tensor], Tensor],
-        *weights: Tensor,
     ) -> Tensor:
         ctx.stream, ctx.index, ctx.layer, ctx.hook, ctx.run = stream, index, layer, hook, run
-        ctx.save_for_backward(*weights)
-        if last:
-            return stream.output(index)
-        return hidden.new_zeros(()).expand_as(hidden)
+        return stream.output(index) if last else hidden.new_zeros(()).expand_as(hidden)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.stream.inputs(ctx.index)
-        ctx.stream.anchor = torch.zeros((), device=given.device, requires_grad=True)
-        inputs = (given.requires_grad_(ctx.needs_input_grad[0]), *ctx.saved_tensors)
+        given = ctx.stream.inputs(ctx.index).requires_grad_(ctx.needs_input_grad[0])
         checkpoints = getattr(ctx.layer, "gradient_checkpointing", False)
         ctx.layer.gradient_checkpointing = False  # this is its only run
         if (hook := ctx.hook) is not None:
@@ -243,16 +235,10 @@ class _SkippedLayer(torch.autograd.Function):
             ctx.layer.gradient_checkpointing = checkpoints
             if hook is not None:
                 hook.recorded = None
-        needed = [x for x in inputs if x.requires_grad] + [ctx.stream.anchor]
-        results, given_gradients = zip((out, grad_outputs[0]), *ctx.stream.injected, strict=True)
+        results, gradients = zip((out, grad_outputs[0]), *ctx.stream.injected, strict=True)
         ctx.stream.injected.clear()
-        RecordedStream.in_layer = True
-        try:
-            gradients = iter(torch.autograd.grad(results, needed, given_gradients, allow_unused=True))
-        finally:
-            RecordedStream.in_layer = False
-        of_hidden, *of_weights = [next(gradients) if x.requires_grad else None for x in inputs]
-        return of_hidden, None, None, None, None, None, None, *of_weights
+        torch.autograd.backward(results, gradients)
+        return given.grad, None, None, None, None, None, None, None
 
 
 class ForwardBudget:

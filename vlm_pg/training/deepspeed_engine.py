@@ -25,7 +25,6 @@ from vlm_pg.distributed import RankLayout, join_ranks, max_over_ranks, sum_over_
 from vlm_pg.errors import GradientMismatchError
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.recorded import RecordedStream
 from vlm_pg.models.weights import is_on_nvme, not_finite, whole_shape
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
 from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, check_updated, keeps_masters, trained_weights
@@ -414,8 +413,6 @@ class GradientGuard:
         return wrong
 
     def _seen(self, name: str, gradient: torch.Tensor) -> None:
-        if RecordedStream.in_layer:
-            return  # this gradient comes again, when autograd has added it up
         found = _projection(gradient)
         self._computed[name] = self._computed[name] + found if name in self._computed else found
 
