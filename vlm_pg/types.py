@@ -284,6 +284,11 @@ class RecordedRows:
         self.tensors[kind] = put(rows)
         self.nbytes += rows.nbytes
 
+    def __reduce__(self) -> Any:
+        # Another process gets no tensors: they are larger than what they save there. Sequence ranks send each other
+        # rows as they run (``DealtRows``).
+        return RecordedRows, (self.num_tokens,)
+
 
 @dataclass(eq=False)
 class RecordedForward:
@@ -301,10 +306,6 @@ class RecordedForward:
     def release(self) -> None:
         """Drop the tensors: they have been used, or will not be."""
         self.prompt, self.own = (), ()
-
-    def __reduce__(self) -> Any:
-        # Another process gets none: the tensors are larger than what they save there.
-        return type(None), ()
 
 
 @dataclass(frozen=True)
@@ -391,8 +392,10 @@ class RolloutGroup:
 
     def without_features(self) -> RolloutGroup:
         """The group without the prompt's visual features and recorded forwards, which are large."""
-        rollouts = tuple(replace(rollout, forward=None) for rollout in self.rollouts)
-        return replace(self, prompt=replace(self.prompt, features=None), rollouts=rollouts)
+        return replace(self.without_forwards(), prompt=replace(self.prompt, features=None))
+
+    def without_forwards(self) -> RolloutGroup:
+        return replace(self, rollouts=tuple(replace(rollout, forward=None) for rollout in self.rollouts))
 
     def only(self, indices: Sequence[int]) -> RolloutGroup:
         """The group with some of its rollouts, and all that belongs to them."""

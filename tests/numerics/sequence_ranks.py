@@ -6,6 +6,7 @@ Each rank computes the whole by itself first. Prints a line of JSON a case: the 
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +20,10 @@ from vlm_pg.batching.plan import MicroBatch, Piece, chunk_responses
 from vlm_pg.distributed import SINGLE_SP_RANK, RankLayout, SequenceGroup, max_over_ranks
 from vlm_pg.models.micro_batches import Streams, backward_in_chunks, pack_micro_batch, run_micro_batch
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.recorded import ForwardBudget
+from vlm_pg.models.stream_memory import MemoryChoice
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import ResponseGroup
 
@@ -43,6 +48,22 @@ def groups_of(policy: Policy, small: bool) -> list[ResponseGroup]:
     prompt = groups[0].prompt
     cut = replace(prompt, **{name: getattr(prompt, name)[..., :2] for name in TOKEN_FIELDS})
     return [ResponseGroup(cut, groups[0].responses)]
+
+
+def recorded_groups(policy: Policy, groups: list[ResponseGroup], sequence: SequenceGroup) -> list[ResponseGroup]:
+    """Rollouts of these prompts with their forward; ranks hold that of every other group."""
+    longest = max(len(response) for group in groups for response in group.responses)
+    settings = RolloutSettings(num_generations=3, max_new_tokens=longest, temperature=0.7)
+    engine = RolloutEngine(policy, settings, 0, forwards=[ForwardBudget(2**31, policy.recorded_bytes())])
+    found = []
+    for number, rollouts in enumerate(engine.generate([group.prompt for group in groups], 1)):
+        forwards = [rollout.forward for rollout in rollouts]
+        if number % sequence.size != sequence.rank:
+            forwards = pickle.loads(pickle.dumps(forwards))  # as they come from another rank
+        assert all(forwards)
+        responses = tuple(rollout.token_ids for rollout in rollouts)
+        found.append(ResponseGroup(groups[number].prompt, responses, tuple(forwards)))
+    return found
 
 
 def streams_of(
@@ -73,6 +94,7 @@ def run(policy: Policy, groups: list[ResponseGroup], chunked: bool, sequence: Se
     policy.zero_grad()
     policy.vision.weights_changed()
     streams, chunks = streams_of(policy, groups, chunked, sequence)
+    assert streams.num_recorded == (streams.num_tokens(len(chunks)) if groups[0].forwards else 0)
     seen: list[torch.Tensor] = []
 
     def loss_of(number: int, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
@@ -118,7 +140,13 @@ def errors_of(case: dict[str, Any], sequence: SequenceGroup) -> dict[str, float]
     policy.logits_chunk_rows = 7
     groups = groups_of(policy, case.get("small", False))
     make = run_library if case.get("library") else run
-    whole, shared = (make(policy, groups, case["chunked"], of) for of in (SINGLE_SP_RANK, sequence))
+    policy.use_memory(MemoryChoice(mlp_tile_rows=case.get("tiles", 0)))
+    of_all = groups
+    if case.get("recorded"):
+        groups = recorded_groups(policy, groups, sequence)
+        of_all = [replace(group, forwards=()) for group in groups]
+    whole = make(policy, of_all, case["chunked"], SINGLE_SP_RANK)
+    shared = make(policy, groups, case["chunked"], sequence)
     errors = {
         "loss": abs(shared.loss - whole.loss) / max(1.0, abs(whole.loss)),
         "entropies": float((shared.entropies - whole.entropies).abs().max()),

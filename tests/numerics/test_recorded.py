@@ -34,6 +34,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import prompt_tree
 from vlm_pg.models.recorded import ForwardBudget, RouterHook, hook_routers
 from vlm_pg.models.settings import LoraSettings
+from vlm_pg.models.stream_memory import MemoryChoice
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.ragged import RaggedDecoder
 from vlm_pg.rollout.recording import StepRing
@@ -105,10 +106,13 @@ def test_gradients_are_those_of_transformers(
     assert max(errors.values()) < 1e-4, max(errors.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_moe"])
-def test_chunks_have_the_gradients_of_one_pass(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "tile_rows"), [*product(("qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_moe"), (0,)), ("qwen3_vl_moe", 5)]
+)
+def test_chunks_have_the_gradients_of_one_pass(family: str, tile_rows: int) -> None:
     policy = tiny_policy(train_vision=family in VL_FAMILY_NAMES, family=family, gradient_checkpointing=True)
     policy.train()
+    policy.use_memory(MemoryChoice(mlp_tile_rows=tile_rows))
     cases = MAKERS[1](policy, np.random.default_rng(3)) + MAKERS[0](policy, np.random.default_rng(4))
     groups = groups_of(cases, sampled(policy, cases, 5))
     found = {}
@@ -158,11 +162,12 @@ def test_gradients_in_bf16_are_as_near_to_the_truth(family: str, lora: bool) -> 
     assert errors["recorded"] <= 1.2 * errors["computed"], errors
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe"])
-def test_an_update_has_the_experts_of_sampling(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted by layer and expert, where routers would choose others meanwhile."""
+@pytest.mark.parametrize(("family", "tile_rows"), [("qwen3_vl_moe", 0), ("qwen3_5_moe", 0), ("qwen3_vl_moe", 7)])
+def test_an_update_has_the_experts_of_sampling(family: str, tile_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by layer and expert, where routers would choose others meanwhile; tiles run twice in an update."""
     policy = tiny_policy(family=family, dtype=torch.bfloat16, gradient_checkpointing=True)
     policy.train()
+    policy.use_memory(MemoryChoice(mlp_tile_rows=tile_rows))
     layers = policy.language_model.layers
     hook_routers(policy.language_model)
     chosen = {"sampling": torch.zeros(len(layers), 4), "update": torch.zeros(len(layers), 4)}
@@ -192,7 +197,7 @@ def test_an_update_has_the_experts_of_sampling(family: str, monkeypatch: pytest.
         for layer in layers:
             layer.mlp.gate.weight.neg_()
     weighted_sum(policy.logprobs(groups)).backward()
-    assert torch.equal(chosen["update"], chosen["sampling"])
+    assert torch.equal(chosen["update"], (2 if tile_rows else 1) * chosen["sampling"])
     assert differing > 0.5 * chosen["update"].sum() / 2
 
 

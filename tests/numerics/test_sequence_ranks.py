@@ -50,11 +50,23 @@ OF_FOUR = [
     case("qwen3_vl_moe", small=True),
     case("qwen3_vl", checkpointing=True, lora=True),
 ]
+# Updates that start from forwards of sampling, which lie on one rank or the other.
+RECORDED = [
+    case("qwen2_5_vl", checkpointing=True, recorded=True),
+    case("qwen3_vl_moe", chunked=True, recorded=True, tiles=5),
+    case("qwen3_5_moe", chunked=True, checkpointing=True, recorded=True),
+    case("qwen3_vl", checkpointing=True, recorded=True, lora=True),
+    case("qwen3_vl_moe", recorded=True, small=True),
+]
+ALL_RECORDED = [one | {"recorded": True} for one in WHOLE_AND_CHUNKS]
 
 
 @pytest.mark.parametrize(
     "ranks, cases",
     [
+        pytest.param(2, RECORDED, id="2-recorded"),
+        pytest.param(4, RECORDED, marks=pytest.mark.matrix, id="4-recorded"),
+        pytest.param(2, ALL_RECORDED, marks=pytest.mark.matrix, id="2-all-recorded"),
         pytest.param(2, CASES, marks=pytest.mark.matrix, id="2-some"),
         pytest.param(2, OF_FOUR[1:4], id="2-few"),
         pytest.param(4, OF_FOUR, marks=pytest.mark.matrix, id="4-some"),

@@ -1,6 +1,7 @@
 """Real updates of small models whose peak memory is measured and planned: python -m tests.support.plan_cases NAME.
 
-Prints {"name": NAME, "rank": rank, "measured": bytes, "planned": bytes} of each rank. Measured is what there is above
+Prints {"name": NAME, "rank": rank, "measured": bytes, "planned": bytes} of each rank; where rollouts are sampled, too,
+of the update and of the whole step. Measured is what there is above
 the level before the model was built, so weights, gradients and optimizer count, too: resident memory, of text in
 bf16 tensors alone. There a CPU takes memory beside tensors, by its kind: oneDNN keeps a kernel for each shape, and
 without bf16 instructions computes a product in fp32 copies. A GPU does not.
@@ -189,27 +190,29 @@ def live_peak(case: Case) -> int:
     return live.peak
 
 
-def recorded_peak(case: Case) -> int:
-    """As ``live_peak``, of the update alone, whose groups were sampled before."""
+def recorded_peaks(case: Case) -> list[int]:
+    """As ``live_peak``, of the update alone and of the whole step, which samples its groups one after the other."""
     budget = one_at_a_time(case, group_of(policy_of(case), case))
     settings = UpdateSettings(AlgorithmSettings(), budget)
     with LiveBytes() as live:
         policy = policy_of(case)
         engine = engine_of(policy, case, SINGLE_RANK)
         update_policy(engine, None, Update([group_of(policy, shortened(case))], 1e-4), settings)
-        groups = sampled(policy, case)
         live.peak = live.now
+        groups = sampled(policy, case)
+        of_rollouts, live.peak = live.peak, live.now
         update_policy(engine, None, Update(groups, 1e-4), settings)
-    return live.peak
+    return [live.peak, max(of_rollouts, live.peak)]
 
 
 def sampled(policy: Policy, case: Case) -> list[RolloutGroup]:
     """Two groups, so many of which are recorded."""
     length, count = case.responses[0], len(case.responses)
-    settings = RolloutSettings(num_generations=count, max_new_tokens=length, min_new_tokens=length)
+    lengths = {"max_new_tokens": length, "min_new_tokens": length}
+    settings = RolloutSettings(num_generations=count, max_batch_rollouts=count, **lengths)
     limit = keep_forward(policy, case)
     groups = [group_of(policy, case, seed) for seed in (0, 1)]
-    engine = RolloutEngine(policy, settings, 0, forwards=ForwardBudget(limit, policy.recorded_bytes()))
+    engine = RolloutEngine(policy, settings, 0, forwards=[ForwardBudget(limit, policy.recorded_bytes())])
     rollouts = engine.generate([group.prompt for group in groups], 1)
     assert sum(of_group[0].forward is not None for of_group in rollouts) == case.recorded
     return [
@@ -232,12 +235,12 @@ def shortened(case: Case) -> Case:
     return replace(case, prefix=64, frames=0, responses=(8, 8), budget=1000)
 
 
-def measured(case: Case, ranks: RankLayout = SINGLE_RANK) -> int:
+def measured(case: Case, ranks: RankLayout = SINGLE_RANK) -> list[int]:
     torch.set_num_threads(1)
     if case.recorded is not None:
-        return recorded_peak(case)
+        return recorded_peaks(case)
     if case.by_tensors:
-        return live_peak(case)
+        return [live_peak(case)]
     small = shortened(case)
     give_freed_memory_back()
     some = policy_of(small)
@@ -245,7 +248,7 @@ def measured(case: Case, ranks: RankLayout = SINGLE_RANK) -> int:
     train(small, [[group_of(some, small)]] * 2, ranks)
     group = group_of(some, case)
     _, peak = peak_above_baseline(lambda: train(case, [[group]] * 2, ranks))
-    return peak.num_bytes
+    return [peak.num_bytes]
 
 
 def planned(case: Case) -> Plan:
@@ -281,13 +284,13 @@ def main(name: str) -> None:
 
         connect()
         ranks = RankLayout.here()
-    peaks = gather_objects(measured(case, ranks))
+    of_ranks = gather_objects(measured(case, ranks))
     if ranks.is_rank0:
-        for rank, peak in enumerate(peaks):
-            plan = planned(case)
-            size = sum(plan.phases["update"].values()) if case.recorded is not None else plan.peak
-            found = {"name": name, "rank": rank, "measured": peak, "planned": size}
-            print(json.dumps(found), flush=True)
+        plan = planned(case)
+        sizes = [plan.peak] if case.recorded is None else [sum(plan.phases["update"].values()), plan.peak]
+        for rank, peaks in enumerate(of_ranks):
+            for peak, size in zip(peaks, sizes, strict=True):
+                print(json.dumps({"name": name, "rank": rank, "measured": peak, "planned": size}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -18,13 +18,14 @@ from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chunk, pack_prefixes, stream_share
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import shared_tokens
-from vlm_pg.models.stream_share import StreamShare
+from vlm_pg.models.stream_share import Division, StreamShare
 from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures
 
 # Loss of one pass: its number, log-probabilities and entropies of its response tokens, fp32 [R].
 PassLoss = Callable[[int, Tensor, Tensor], Tensor]
 # The same by response. Per group, per chosen response: its index in the group, and the log-probabilities of its tokens.
 ChunkLoss = Callable[[list[list[tuple[int, Tensor]]]], Tensor]
+BatchT = TypeVar("BatchT", PackedBatch, PrefixBatch, ChunkBatch)
 
 
 class Slot(NamedTuple):
@@ -126,7 +127,7 @@ def pack_micro_batch(
         chunks: to run, 0 for a single pass; those beyond the micro-batch's own repeat a response of another one.
     """
     if not chunks:
-        return share_streams(Streams((policy.pack(groups),)), sequence)
+        return share_streams(Streams((policy.pack(groups),)), sequence, policy)
     # A group of one response fits or is refused, so without shared prefixes there are no chunks.
     assert policy.settings.share_prefix and micro is not None
     for group in groups:
@@ -139,21 +140,34 @@ def pack_micro_batch(
         pack_chunk(prefixes, groups, [responses.get(group, ()) for group in micro.groups], policy.device)
         for responses in chosen
     )
-    return share_streams(Streams(passes, prefixes), sequence)
+    return share_streams(Streams(passes, prefixes), sequence, policy)
 
 
-def share_streams(streams: Streams, sequence: SequenceGroup) -> Streams:
-    """The same streams, of which this sequence rank computes its share."""
+def share_streams(streams: Streams, sequence: SequenceGroup, policy: Policy | None = None) -> Streams:
+    """The same streams, of which this sequence rank computes its share.
+
+    Args:
+        policy: needed for recorded forwards; without it they are left out.
+    """
     if sequence.size == 1:
         return streams
+
+    def shared(batch: BatchT, share: StreamShare, read: Division) -> BatchT:
+        recorded = None
+        if policy is not None and batch.recorded is not None:
+            recorded = batch.recorded.over_ranks(share.rows, read, policy.recorded_kinds(), policy.device)
+        return replace(batch, share=share, recorded=recorded)
+
     if streams.prefixes is None:
         whole = cast("tuple[PackedBatch, ...]", streams.passes)
-        return Streams(tuple(replace(batch, share=stream_share(batch, sequence), recorded=None) for batch in whole))
+        shares = [stream_share(batch, sequence) for batch in whole]
+        return Streams(tuple(shared(batch, share, share.read) for batch, share in zip(whole, shares, strict=True)))
     share = stream_share(streams.prefixes, sequence)
     chunks = cast("tuple[ChunkBatch, ...]", streams.passes)
+    behind = [StreamShare.behind(share, one.num_tokens) for one in chunks]
     return Streams(
-        tuple(replace(one, share=StreamShare.behind(share, one.num_tokens), recorded=None) for one in chunks),
-        replace(streams.prefixes, share=share, recorded=None),
+        tuple(shared(one, of_chunk, of_chunk.rows) for one, of_chunk in zip(chunks, behind, strict=True)),
+        shared(streams.prefixes, share, share.read),
     )
 
 

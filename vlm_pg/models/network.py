@@ -32,9 +32,10 @@ from vlm_pg.models.layer_globals import layer_global
 from vlm_pg.models.linear_attention import route_linear_layers
 from vlm_pg.models.logits import chunk_bytes, logits_fault, plain_weight, rows_of_chunks, token_logprobs
 from vlm_pg.models.memory_sizes import mlp_width
-from vlm_pg.models.recorded import hook_routers
+from vlm_pg.models.recorded import LayerRun, hook_routers
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.stream_memory import MemoryChoice, StreamMemory
+from vlm_pg.models.stream_share import rows_to_heads
 from vlm_pg.models.tower import Grid, VisionPiece, pieces, run_pieces
 from vlm_pg.models.weights import is_sharded
 from vlm_pg.types import Kind
@@ -379,12 +380,15 @@ def run_decoder(
     recorder, recorded = context.recorder, context.recorded
     hooks = hook_routers(language_model) if recorder or recorded else getattr(language_model, "vlm_pg_router_hooks", {})
     for hook in hooks.values():  # that of a pass which was stopped, too
-        hook.recorder = recorder
+        hook.seen = None if recorder is None else []
     for index, layer in enumerate(language_model.layers):
         if recorder is not None:
             recorder.layer_input(index, hidden)
+        of_read = False
         if index == last and isinstance(context, TreeContext) and context.last_plan is not None:
-            run = partial(_last_layer, layer, rotary=rotary, context=context, trim=trim)
+            # A recurrent layer must pass through every row.
+            of_read = trim and hasattr(layer, "self_attn")
+            run = partial(_last_layer, layer, rotary=rotary, context=context, trim=of_read)
         else:
             run = partial(_run, layer, rotary=rotary, context=context)
         if recorded is not None and isinstance(context, PrefixContext):
@@ -392,7 +396,9 @@ def run_decoder(
         if recorded is None:
             hidden = run(hidden)
         else:
-            hidden = recorded.skip(index, index == last, layer, hooks.get(index), run, hidden)
+            hidden = recorded.skip(LayerRun(index, index == last, of_read, layer, hooks.get(index), run), hidden)
+        if recorder is not None and index in hooks:
+            recorder.routed(index, hooks[index].take_seen(hidden.shape[1] if of_read else len(embeddings)))
         # Visual tokens are never read: behind a last layer cut to the rows that are, there is nothing to add.
         if index < len(early_features) and hidden.shape[1] == embeddings.shape[0]:
             assert media_rows is not None
@@ -400,7 +406,7 @@ def run_decoder(
     if recorder is not None:
         recorder.layer_input(last + 1, hidden)
         for hook in hooks.values():
-            hook.recorder = None
+            hook.seen = None
     return language_model.norm(hidden).squeeze(0)
 
 
@@ -414,8 +420,7 @@ def _run(layer: Any, hidden: Tensor, rotary: tuple[Tensor, ...], context: Attent
 def _last_layer(layer: Any, hidden: Tensor, rotary: tuple[Tensor, ...], context: TreeContext, trim: bool) -> Tensor:
     """The last layer needs only keys and values of rows that are not read."""
     read, unread = context.split_rows(hidden.device)
-    if not trim or not hasattr(layer, "self_attn"):
-        # A recurrent layer must pass through every row.
+    if not trim:
         return _run(layer, hidden, rotary, context)[:, read]
     # A sequence rank may have no unread rows where another one has some: all ranks split the layer, or none.
     if len(unread) or context.share is not None:
@@ -441,7 +446,8 @@ def _recorded_states(index: int, layer: Any, rotary: tuple[Tensor, ...], context
     assert context.recorded is not None
     hidden = context.recorded.inputs(index)
     if hasattr(layer, "self_attn"):
-        context.recorded_states(index, *_keys_values(layer, hidden, *rotary))
+        pair, share = _keys_values(layer, hidden, *rotary), context.share
+        context.recorded_states(index, *(pair if share is None else rows_to_heads(*((x, share.rows) for x in pair))))
         return
     _, states = context.mixed(index, layer.linear_attn, layer.input_layernorm(hidden).squeeze(0))
     context.recorded_states(index, states.conv_tail, states.recurrent)

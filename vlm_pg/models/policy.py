@@ -108,6 +108,7 @@ def target_logprobs(
         temperature,
         entropy_graph,
         len(batch.share.rows.mine),
+        None if known is None else (targets.take(known[0]), targets.take(known[1])),
     )
     logprobs, entropies = (targets.gather(values) for values in mine)
     return logprobs, entropies

@@ -6,23 +6,27 @@ attention's output and log-sum-exp, which a recomputation takes over. So samplin
 and in the update no layer has a first run (``RecordedStream.skip``): what it would return is never read, for the next
 layer starts from its own recorded input. Log-probabilities and entropies are those of sampling, bit for bit.
 
+Sequence ranks send each other the rows that they run, one layer at a time (``DealtRows``).
+
 T rows of a stream, D model dim, N query heads, H head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vlm_pg.attention.grouped import AttentionMemo
 from vlm_pg.models.offloading import OffloadTarget
+from vlm_pg.models.stream_share import Division, Indices, rows_to_heads
 from vlm_pg.types import Kind, RecordedRows
 
 Put = Callable[[Tensor], Any]
@@ -75,27 +79,39 @@ class RecordingMemo(AttentionMemo):
 
 
 class RouterHook:
-    """Forward hook of one mixture's router: hands its choice to ``recorder``, or replaces it by that of ``recorded``.
+    """Forward hook of one mixture's router: collects its choice for a recorder, or replaces it by ``routes``.
 
-    Routers return logits, weights of the chosen experts and their indices (transformers' ``...TopKRouter``).
+    Routers return logits, weights of the chosen experts and their indices (transformers' ``...TopKRouter``). In row
+    tiles (``RowTiles``) they are called for one tile after the other.
+
+    ``seen``: the experts of each call of this pass; None: nothing is recorded. ``routes``: int64 [rows, k] that the
+    layer takes; None: its own.
     """
 
-    def __init__(self, layer_index: int):
-        self.layer_index = layer_index
-        self.recorder: Any = None
-        self.recorded: RecordedStream | None = None
+    def __init__(self, mixture: Any):
+        self._mixture = mixture
+        self.seen: list[Tensor] | None = None
+        self.routes: Tensor | None = None
 
     def __call__(self, router: Any, inputs: Any, outputs: tuple[Tensor, Tensor, Tensor]) -> Any:
         logits, weights, experts = outputs
-        if self.recorder is not None:
-            self.recorder.routed(self.layer_index, experts)
-        if self.recorded is None:
+        if self.seen is not None:
+            self.seen.append(experts)
+        if self.routes is None:
             return None
-        experts = self.recorded.routes(self.layer_index, len(logits))
+        tiles = getattr(self._mixture, "vlm_pg_tiles", None)
+        experts = self.routes.narrow(0, 0 if tiles is None else tiles.start, len(logits))
         chosen = logits.softmax(-1, dtype=torch.float).gather(-1, experts)
         if getattr(router, "norm_topk_prob", True):
             chosen = chosen / chosen.sum(-1, keepdim=True)
         return logits, chosen.to(weights.dtype), experts
+
+    def take_seen(self, rows: int) -> Tensor:
+        """int64 [rows, k] of a layer that has run; a tile without rows ran on one that is not there."""
+        assert self.seen is not None
+        experts = torch.cat(self.seen) if len(self.seen) > 1 else self.seen[0]
+        self.seen = []
+        return experts[:rows]
 
 
 def hook_routers(language_model: Any) -> dict[int, RouterHook]:
@@ -104,7 +120,7 @@ def hook_routers(language_model: Any) -> dict[int, RouterHook]:
         hooks = {}
         for index, layer in enumerate(language_model.layers):
             if (gate := getattr(layer.mlp, "gate", None)) is not None:
-                gate.register_forward_hook(hook := RouterHook(index))
+                gate.register_forward_hook(hook := RouterHook(layer.mlp))
                 hooks[index] = hook
         language_model.vlm_pg_router_hooks = hooks
     return language_model.vlm_pg_router_hooks
@@ -135,21 +151,74 @@ def row_ranges(pieces: Sequence[RecordedRows], start: int, stop: int) -> list[Ro
     return found
 
 
+class DealtRows:
+    """Recorded rows of a stream, held by one sequence rank or another, and the rank that runs each.
+
+    Args:
+        parts: the rows in order; those of other ranks' are without tensors.
+        holders: sequence rank that has the tensors, for each part.
+        division: which rank runs which rows.
+        kinds: ``Network.recorded_kinds``.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[RowRange],
+        holders: Sequence[int],
+        division: Division,
+        kinds: Mapping[Kind, tuple[tuple[int, ...], torch.dtype]],
+        device: torch.device,
+    ):
+        sequence = division.sequence
+        self.division, self._kinds, self._device = division, kinds, device
+        self._held = [part for part, holder in zip(parts, holders, strict=True) if holder == sequence.rank]
+        holder_of = np.repeat(holders, [part.stop - part.start for part in parts])
+        runs, holds = division.owner[holder_of == sequence.rank], holder_of[division.mine]
+        self._outgoing = Indices(runs.argsort(kind="stable"))
+        self._send, self._receive = (np.bincount(x, minlength=sequence.size).tolist() for x in (runs, holds))
+        self._in_order = Indices(holds.argsort(kind="stable").argsort())
+
+    def of(self, kind: Kind) -> Tensor:
+        """[mine, ...]: the rows that this rank runs. A collective."""
+        shape, dtype = self._kinds[kind]
+        held = torch.cat([torch.empty(0, *shape, dtype=dtype, device=self._device), *(x.of(kind) for x in self._held)])
+        sent = held.index_select(0, self._outgoing.on(self._device))
+        received = self.division.sequence.send(sent, self._send, self._receive)
+        return received.index_select(0, self._in_order.on(self._device))
+
+
 @dataclass(eq=False)
 class RecordedStream:
     """The recorded forward of a packed stream.
 
     ``rows``: all T rows, ``read``: those that are read off the last layer, in stream order. ``logprobs``,
-    ``entropies``: fp32 [R] of the targets. ``injected``: further results of the layer that runs in backward, and their
-    gradients. ``in_tiles``: enters the number of tiles that ranks have agreed on.
+    ``entropies``: fp32 [R] of the targets. ``dealt``: both over sequence ranks. ``injected``: further results of the
+    layer that runs in backward, and their gradients. ``in_tiles``: enters the number of tiles that ranks have agreed
+    on.
     """
 
     rows: Sequence[RowRange]
     read: Sequence[RowRange]
     logprobs: Tensor
     entropies: Tensor
+    dealt: tuple[DealtRows, DealtRows] | None = None
     injected: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     in_tiles: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def over_ranks(self, rows: Division, read: Division, kinds: Any, device: torch.device) -> RecordedStream:
+        """The same stream, of which a sequence rank runs its share. A collective."""
+        held = rows.sequence.gather([bool(part.recorded.tensors) for part in (*self.rows, *self.read)])
+        holders = np.argmax(held, axis=0).tolist()  # the first that has it
+        of_rows, of_read = holders[: len(self.rows)], holders[len(self.rows) :]
+        dealt = (DealtRows(self.rows, of_rows, rows, kinds, device), DealtRows(self.read, of_read, read, kinds, device))
+        return replace(self, dealt=dealt)
+
+    def of(self, kind: Kind, of_read: bool) -> Tensor:
+        """[rows, ...] that this rank runs, all or those that are read; one of zeros where it has none."""
+        if self.dealt is None:
+            return torch.cat([part.of(kind) for part in (self.read if of_read else self.rows)])
+        found = self.dealt[of_read].of(kind)
+        return found if len(found) else found.new_zeros(1, *found.shape[1:])
 
     def inputs(self, index: int) -> Tensor:
         """[1, T, D] of layer ``index``; offloaded tensors of the layer before are prefetched."""
@@ -157,88 +226,82 @@ class RecordedStream:
             for kind in ((index - 1, what) for what in ("input", "out", "lse", "experts")):
                 if not isinstance(kept := rows.tensors.get(kind), Tensor | None):
                     kept.fetch()
-        return torch.cat([part.of((index, "input")) for part in self.rows])[None]
+        return self.of((index, "input"), False)[None]
 
     def output(self, index: int) -> Tensor:
         """[1, rows read, D] behind the last layer ``index``."""
-        return torch.cat([part.of((index + 1, "input")) for part in self.read])[None]
+        return self.of((index + 1, "input"), True)[None]
 
     def known(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """``logprobs`` and ``entropies`` there."""
         return self.logprobs.to(device, non_blocking=True), self.entropies.to(device, non_blocking=True)
 
     def memo(self, layer_index: int, of_read: bool) -> AttentionMemo:
-        """Attention's result in a layer, for all rows or those that are read."""
-        parts, memo = self.read if of_read else self.rows, AttentionMemo()
-        out, lse = (torch.cat([part.of((layer_index, what)) for part in parts]) for what in ("out", "lse"))
+        """Attention's result in a layer, for all rows or those that are read; on a sequence rank that of its heads."""
+        memo = AttentionMemo()
+        out, lse = (self.of((layer_index, what), of_read) for what in ("out", "lse"))
+        if self.dealt is not None:
+            division = self.dealt[of_read].division
+            out, lse = rows_to_heads((out, division), (lse[..., None], division))
+            lse = lse[..., 0]
         memo.put(out, lse.T.contiguous())
         return memo
 
-    def routes(self, layer_index: int, count: int) -> Tensor:
-        """A mixture's experts int64 [count, k], of all rows or of those that are read."""
-        parts = self.rows if count == sum(part.stop - part.start for part in self.rows) else self.read
-        return torch.cat([part.of((layer_index, "experts")) for part in parts])
-
-    def skip(
-        self,
-        index: int,
-        last: bool,
-        layer: torch.nn.Module,
-        hook: RouterHook | None,
-        run: Callable[[Tensor], Tensor],
-        hidden: Tensor,
-    ) -> Tensor:
-        """What layer ``index`` returns, without running it; its backward runs it from the recorded input.
+    def skip(self, one: LayerRun, hidden: Tensor) -> Tensor:
+        """What a layer returns, without running it, with values only if it is the last; its backward runs it from the
+        recorded input.
 
         Args:
-            last: it is the last layer, whose output is needed; of others one without values is returned.
-            hook: of its router.
-            run: the layer, [1, T, D] -> [1, rows, D].
             hidden: [1, T, D], whose values are not used.
         """
         root = None
-        if hidden.requires_grad or any(weight.requires_grad for weight in layer.parameters()):
+        if hidden.requires_grad or any(weight.requires_grad for weight in one.layer.parameters()):
             root = torch.zeros((), requires_grad=True)
-        return _SkippedLayer.apply(hidden, root, self, index, last, layer, hook, run)
+        return _SkippedLayer.apply(hidden, root, self, one)
+
+
+class LayerRun(NamedTuple):
+    """How a layer runs: ``run`` [1, T, D] -> [1, rows, D].
+
+    ``of_read``: its MLP runs on the rows that are read. ``hook``: of its router.
+    """
+
+    layer_index: int
+    last: bool
+    of_read: bool
+    layer: torch.nn.Module
+    hook: RouterHook | None
+    run: Callable[[Tensor], Tensor]
 
 
 class _SkippedLayer(torch.autograd.Function):
     """As ``torch.utils.checkpoint`` with ``use_reentrant``: gradients of weights are accumulated in this backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        root: Tensor | None,
-        stream: RecordedStream,
-        index: int,
-        last: bool,
-        layer: torch.nn.Module,
-        hook: RouterHook | None,
-        run: Callable[[Tensor], Tensor],
-    ) -> Tensor:
-        ctx.stream, ctx.index, ctx.layer, ctx.hook, ctx.run = stream, index, layer, hook, run
-        return stream.output(index) if last else hidden.new_zeros(()).expand_as(hidden)
+    def forward(ctx: Any, hidden: Tensor, root: Tensor | None, stream: RecordedStream, one: LayerRun) -> Tensor:
+        ctx.stream, ctx.one = stream, one
+        return stream.output(one.layer_index) if one.last else hidden.new_zeros(()).expand_as(hidden)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.stream.inputs(ctx.index).requires_grad_(ctx.needs_input_grad[0])
-        checkpoints = getattr(ctx.layer, "gradient_checkpointing", False)
-        ctx.layer.gradient_checkpointing = False  # this is its only run
-        if (hook := ctx.hook) is not None:
-            hook.recorded = ctx.stream
+        stream, (index, _, of_read, layer, hook, run) = ctx.stream, ctx.one
+        given = stream.inputs(index).requires_grad_(ctx.needs_input_grad[0])
+        checkpoints = getattr(layer, "gradient_checkpointing", False)
+        layer.gradient_checkpointing = False  # this is its only run
+        if hook is not None:
+            hook.routes = stream.of((index, "experts"), of_read)
         try:
-            with ctx.stream.in_tiles(), torch.enable_grad():
-                out = ctx.run(given)
+            with stream.in_tiles(), torch.enable_grad():
+                out = run(given)
+            results, gradients = zip((out, grad_outputs[0]), *stream.injected, strict=True)
+            stream.injected.clear()
+            torch.autograd.backward(results, gradients)  # tiles run again
         finally:
-            ctx.layer.gradient_checkpointing = checkpoints
+            layer.gradient_checkpointing = checkpoints
             if hook is not None:
-                hook.recorded = None
-        results, gradients = zip((out, grad_outputs[0]), *ctx.stream.injected, strict=True)
-        ctx.stream.injected.clear()
-        torch.autograd.backward(results, gradients)
-        return given.grad, None, None, None, None, None, None, None
+                hook.routes = None
+        return given.grad, None, None, None
 
 
 class ForwardBudget:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -108,12 +109,16 @@ class StreamMemory:
 
 
 class RowTiles:
-    """How many tiles the modules of one language model make of a stream. ``rows``: of a tile, at most."""
+    """How many tiles the modules of one language model make of a stream.
+
+    ``rows``: of a tile, at most. ``start``: first row of the tile that runs.
+    """
 
     def __init__(self, rows: int):
         if rows < 1:
             raise ValueError(f"rows is {rows}; a tile has at least 1.")
         self.rows = rows
+        self.start = 0
         self.agreed: int | None = None
 
     def needed(self, rows: int) -> int:
@@ -134,9 +139,18 @@ class RowTiles:
         """``module(hidden)``, tile by tile; hidden [..., rows, D]."""
         count = self.needed(hidden.shape[-2]) if self.agreed is None else self.agreed
         if count == 1:
+            self.start = 0
             return module(hidden)
-        outputs = [_one_tile(module, tile, hidden) for tile in hidden.tensor_split(count, dim=-2)]
+        outputs, start = [], 0
+        for tile in hidden.tensor_split(count, dim=-2):
+            first = start if tile.shape[-2] else 0  # an empty one runs on the first row
+            outputs.append(_one_tile(partial(self._run_from, module, first), tile, hidden))
+            start += tile.shape[-2]
         return torch.cat(outputs, dim=-2)
+
+    def _run_from(self, module: Callable[[Tensor], Tensor], start: int, tile: Tensor) -> Tensor:
+        self.start = start
+        return module(tile)
 
 
 def _one_tile(module: Callable[[Tensor], Tensor], tile: Tensor, hidden: Tensor) -> Tensor:

@@ -52,12 +52,13 @@ def plan_memory(shape: ModelShape, setup: Setup) -> Plan:
     # Frozen blocks keep no pixels.
     pixels = 0.0 if "tower" in setup.train else tower.pop("pixels", 0.0)
     count, size = recorded_groups(shape, setup)
+    all_recorded = count * setup.sequence_parallel >= setup.prompts
     recorded, at_backward = {"recorded forwards": count * size}, replace(setup, recorded=True, checkpointing=True)
     # Streams of recorded forwards come first. fp32 sums, which the first one does not find, are counted beside them.
     updates = [recorded | update_activations(shape, at_backward)] if count else []
-    updates += [update_activations(shape, setup)] if count < setup.prompts or setup.updates > 1 else []
+    updates += [update_activations(shape, setup)] if not all_recorded or setup.updates > 1 else []
     # The tower goes back with the last stream.
-    tower_back = {TOWER_BACKWARD: backward, "recorded forwards": size * (count == setup.prompts)} if backward else {}
+    tower_back = {TOWER_BACKWARD: backward, "recorded forwards": size * all_recorded} if backward else {}
     phases = {
         "vision": states | tower | {TOWER_RUNNING: running + pixels},
         "generation": states | tower | generation_bytes(shape, setup) | recorded,
@@ -77,10 +78,10 @@ def plan_to_fit(shape: ModelShape, setup: Setup, gpu_gib: float) -> Plan:
 
 
 def recorded_groups(shape: ModelShape, setup: Setup) -> tuple[int, float]:
-    """How many of a step's largest groups find room for their forward as they are booked, and bytes of one."""
+    """How many of the largest groups that a rank samples find room for their forward as they are booked, and bytes of
+    one."""
     token, of_prompt = recorded_bytes(shape, setup)
-    room = 0.0 if setup.sequence_parallel > 1 else setup.room_for_forwards
-    count = min(setup.prompts, int(room / (token * (setup.group + setup.generations))))
+    count = min(setup.prompts_sampled, int(setup.room_for_forwards / (token * (setup.group + setup.generations))))
     return count, setup.prefix * of_prompt + (setup.group - setup.prefix) * token
 
 

@@ -45,10 +45,12 @@ def verdict_lines(shape: ModelShape, setup: Setup, gpu_gib: float) -> list[str]:
     lines.append(f"largest prompt that fits: {prefix} (with a budget of it and one response)")
     lines.append(f"largest training.micro_batch_tokens that fits: {budget} (with prompts of {setup.prefix:,})")
     (count, group), (token, _) = recorded_groups(shape, with_forwards), recorded_bytes(shape, setup)
-    sizes = [size_text(size, 2) for size in (token, group, setup.prompts * group, with_forwards.room_for_forwards)]
+    of_step, room = setup.prompts_sampled * group, with_forwards.room_for_forwards
+    sizes = [size_text(size, 2) for size in (token, group, of_step, room)]
+    recorded = min(setup.prompts, count * setup.sequence_parallel)
     lines.append(
         "recorded forwards: {} a token, {} the largest group, {} all of a step on a rank; ".format(*sizes)
-        + f"{count} of {setup.prompts} groups find room in {sizes[3]} of the GPU (rollout.keep_forward_gb)"
+        + f"{recorded} of {setup.prompts} groups find room in {sizes[3]} of the GPU (rollout.keep_forward_gb)"
     )
     if setup.sequence_parallel > 1:
         sent = sequence_parallel_bytes(

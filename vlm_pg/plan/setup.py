@@ -92,6 +92,12 @@ class Setup:
         return any(part in self.train for part in VISION_PARTS)
 
     @property
+    def prompts_sampled(self) -> int:
+        """Prompts of a step that this rank samples by itself; sequence ranks sample few or divided ones together."""
+        together = self.divides_prompts or self.prompts < self.sequence_parallel
+        return 0 if together and self.sequence_parallel > 1 else -(-self.prompts // self.sequence_parallel)
+
+    @property
     def optimizer_ranks(self) -> int:
         """Ranks that optimizer states are sharded over."""
         return self.ranks if self.stage else 1
@@ -140,6 +146,7 @@ def setup_of(config: Any, shape: ModelShape, ranks: int) -> Setup:
     # As ``forward_fault`` of a run, without what only its ranks and its model show.
     computed = rollout.engine == "server" or not model.share_prefix or model.attention_kernel == "oracle"
     computed |= rollout.logprobs == "recompute" and config.algorithm.updates > 1
+    computed |= sequence_parallel > 1 and rollout.split == "prompts"
     keep_forward = 0.0 if computed else rollout.keep_forward_gb
     buckets = 2 if zero.get("overlap_comm") else 1
     return Setup(

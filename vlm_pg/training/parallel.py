@@ -302,7 +302,7 @@ def assign_update(engine: Engine, own: Update, token_budget: int, reference: Sco
     received = sorted((item for of_rank in exchange_objects(outgoing) for item in of_rank), key=lambda item: item[0])
     here = {group.sample.sample_id: group.prompt for group in own.groups} | parallel.prompts
     groups = [replace(group, prompt=group.prompt or here[group.sample.sample_id]) for _, group in received]
-    # Recorded forwards do not travel; those of rollouts that stay do not have to.
+    # Tensors of recorded forwards do not travel; those of rollouts that stay do not have to.
     stays = {
         number: own.groups[number - first].only(chosen)
         for number, chosen in parts[ranks.data_rank]
@@ -408,6 +408,7 @@ def _outgoing(
                 pixels = None if group.prompt.pixel_values is None else group.prompt.pixel_values.to("meta")
                 preview = group.prompt.preview if pixels is None else ()
                 prompt = replace(group.prompt, pixel_values=pixels, features=None, preview=preview)
+                group = group.without_forwards()
             packed.append((number, replace(group, prompt=prompt)))
         outgoing += [packed] * engine.ranks.sequence_size
     return outgoing

@@ -26,7 +26,7 @@ from vlm_pg.models.memory_choice import Decision, Need, decide
 from vlm_pg.models.memory_sizes import LanguageShape, LanguageSizes, TowerShape, TowerSizes
 from vlm_pg.models.offloading import offload_target
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.recorded import ForwardBudget, hook_routers
+from vlm_pg.models.recorded import ForwardBudget
 from vlm_pg.models.settings import Part
 from vlm_pg.models.weights import is_quantized, num_elements
 from vlm_pg.observe.trackers import refuse_missing
@@ -341,9 +341,8 @@ def forward_fault(config: RunConfig, policy: Policy, ranks: RankLayout) -> str |
         "a server samples": config.rollout.engine == "server",
         "model.share_prefix is false": not config.model.share_prefix,
         "model.attention_kernel=oracle has no log-sum-exps": config.model.attention_kernel == "oracle",
-        "sequence ranks divide it": ranks.sequence_size > 1,
-        "tiles (model.mlp_tile_rows) cut its mixtures of experts": bool(
-            policy.stream_memory.choice.mlp_tile_rows and hook_routers(policy.language_model)
+        "sequence ranks sample every prompt together (rollout.split=prompts)": (
+            ranks.sequence_size > 1 and config.rollout.split == "prompts"
         ),
         "rollout.logprobs=recompute scores rollouts before several updates": (
             config.rollout.logprobs == "recompute" and config.algorithm.updates > 1

@@ -239,7 +239,11 @@ def test_recorded_forwards_counted_by_hand() -> None:
     # Booked are 100 + 2 x 10 tokens a group, recorded 100 + 2 x 9.
     three = replace(FP32, prompts=3, room_for_forwards=2.9 * 120 * 320)
     assert recorded_groups(TINY, three) == (2, 100 * 248 + 18 * 320)
-    assert recorded_groups(TINY, replace(three, ranks=2, sequence_parallel=2))[0] == 0
+    # Two sequence ranks sample two groups each, but a single one together.
+    ranks = replace(three, ranks=2, sequence_parallel=2)
+    assert recorded_groups(TINY, replace(ranks, prompts=4))[0] == recorded_groups(TINY, ranks)[0] == 2
+    assert recorded_groups(TINY, replace(ranks, prompts=1))[0] == 0
+    assert recorded_groups(TINY, replace(ranks, divides_prompts=True))[0] == 0
     phases = plan_memory(TINY, three).phases
     assert phases["generation"]["recorded forwards"] == 2 * (100 * 248 + 18 * 320)
 
