@@ -392,10 +392,8 @@ class RolloutGroup:
 
     def without_features(self) -> RolloutGroup:
         """The group without the prompt's visual features and recorded forwards, which are large."""
-        return replace(self.without_forwards(), prompt=replace(self.prompt, features=None))
-
-    def without_forwards(self) -> RolloutGroup:
-        return replace(self, rollouts=tuple(replace(rollout, forward=None) for rollout in self.rollouts))
+        rollouts = tuple(replace(rollout, forward=None) for rollout in self.rollouts)
+        return replace(self, prompt=replace(self.prompt, features=None), rollouts=rollouts)
 
     def only(self, indices: Sequence[int]) -> RolloutGroup:
         """The group with some of its rollouts, and all that belongs to them."""

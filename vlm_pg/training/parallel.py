@@ -408,7 +408,7 @@ def _outgoing(
                 pixels = None if group.prompt.pixel_values is None else group.prompt.pixel_values.to("meta")
                 preview = group.prompt.preview if pixels is None else ()
                 prompt = replace(group.prompt, pixel_values=pixels, features=None, preview=preview)
-                group = group.without_forwards()
+                group = replace(group, rollouts=tuple(replace(one, forward=None) for one in group.rollouts))
             packed.append((number, replace(group, prompt=prompt)))
         outgoing += [packed] * engine.ranks.sequence_size
     return outgoing
