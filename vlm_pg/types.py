@@ -285,8 +285,8 @@ class RecordedRows:
         self.nbytes += rows.nbytes
 
     def __reduce__(self) -> Any:
-        # Another process gets no tensors: they are larger than what they save there. Sequence ranks send each other
-        # rows as they run (``DealtRows``).
+        # Another process gets no tensors: they are larger than what they save there. Sequence ranks exchange
+        # rows layer by layer (``RowExchange``).
         return RecordedRows, (self.num_tokens,)
 
 

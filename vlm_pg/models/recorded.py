@@ -6,7 +6,7 @@ attention's output and log-sum-exp, which a recomputation takes over. So samplin
 and in the update no layer has a first run (``RecordedStream.skip``): what it would return is never read, for the next
 layer starts from its own recorded input. Log-probabilities and entropies are those of sampling, bit for bit.
 
-Sequence ranks send each other the rows that they run, one layer at a time (``DealtRows``).
+Sequence ranks exchange the rows that they compute, one layer at a time (``RowExchange``).
 
 T rows of a stream, D model dim, N query heads, H head dim.
 """
@@ -151,13 +151,13 @@ def row_ranges(pieces: Sequence[RecordedRows], start: int, stop: int) -> list[Ro
     return found
 
 
-class DealtRows:
-    """Recorded rows of a stream, held by one sequence rank or another, and the rank that runs each.
+class RowExchange:
+    """Sends recorded rows from the sequence rank that holds them to the one that computes them.
 
     Args:
-        parts: the rows in order; those of other ranks' are without tensors.
-        holders: sequence rank that has the tensors, for each part.
-        division: which rank runs which rows.
+        parts: the rows in stream order; those held by other ranks have no tensors here.
+        holders: for each part the sequence rank that holds its tensors.
+        division: which rank computes which rows.
         kinds: ``Network.recorded_kinds``.
     """
 
@@ -179,7 +179,7 @@ class DealtRows:
         self._in_order = Indices(holds.argsort(kind="stable").argsort())
 
     def of(self, kind: Kind) -> Tensor:
-        """[mine, ...]: the rows that this rank runs. A collective."""
+        """[mine, ...]: the rows that this rank computes. A collective."""
         shape, dtype = self._kinds[kind]
         held = torch.cat([torch.empty(0, *shape, dtype=dtype, device=self._device), *(x.of(kind) for x in self._held)])
         sent = held.index_select(0, self._outgoing.on(self._device))
@@ -192,32 +192,35 @@ class RecordedStream:
     """The recorded forward of a packed stream.
 
     ``rows``: all T rows, ``read``: those that are read off the last layer, in stream order. ``logprobs``,
-    ``entropies``: fp32 [R] of the targets. ``dealt``: both over sequence ranks. ``injected``: further results of the
-    layer that runs in backward, and their gradients. ``in_tiles``: enters the number of tiles that ranks have agreed
-    on.
+    ``entropies``: fp32 [R] of the targets. ``exchanges``: of ``rows`` and ``read`` between sequence ranks.
+    ``injected``: further results of the layer that runs in backward, and their gradients. ``in_tiles``: enters the
+    number of tiles that ranks have agreed on.
     """
 
     rows: Sequence[RowRange]
     read: Sequence[RowRange]
     logprobs: Tensor
     entropies: Tensor
-    dealt: tuple[DealtRows, DealtRows] | None = None
+    exchanges: tuple[RowExchange, RowExchange] | None = None
     injected: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     in_tiles: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def over_ranks(self, rows: Division, read: Division, kinds: Any, device: torch.device) -> RecordedStream:
-        """The same stream, of which a sequence rank runs its share. A collective."""
+        """The same stream, of which a sequence rank computes its share. A collective."""
         held = rows.sequence.gather([bool(part.recorded.tensors) for part in (*self.rows, *self.read)])
         holders = np.argmax(held, axis=0).tolist()  # the first that has it
         of_rows, of_read = holders[: len(self.rows)], holders[len(self.rows) :]
-        dealt = (DealtRows(self.rows, of_rows, rows, kinds, device), DealtRows(self.read, of_read, read, kinds, device))
-        return replace(self, dealt=dealt)
+        exchanges = (
+            RowExchange(self.rows, of_rows, rows, kinds, device),
+            RowExchange(self.read, of_read, read, kinds, device),
+        )
+        return replace(self, exchanges=exchanges)
 
     def of(self, kind: Kind, of_read: bool) -> Tensor:
-        """[rows, ...] that this rank runs, all or those that are read; one of zeros where it has none."""
-        if self.dealt is None:
+        """[rows, ...] that this rank computes, all or those that are read; one of zeros where it has none."""
+        if self.exchanges is None:
             return torch.cat([part.of(kind) for part in (self.read if of_read else self.rows)])
-        found = self.dealt[of_read].of(kind)
+        found = self.exchanges[of_read].of(kind)
         return found if len(found) else found.new_zeros(1, *found.shape[1:])
 
     def inputs(self, index: int) -> Tensor:
@@ -240,8 +243,8 @@ class RecordedStream:
         """Attention's result in a layer, for all rows or those that are read; on a sequence rank that of its heads."""
         memo = AttentionMemo()
         out, lse = (self.of((layer_index, what), of_read) for what in ("out", "lse"))
-        if self.dealt is not None:
-            division = self.dealt[of_read].division
+        if self.exchanges is not None:
+            division = self.exchanges[of_read].division
             out, lse = rows_to_heads((out, division), (lse[..., None], division))
             lse = lse[..., 0]
         memo.put(out, lse.T.contiguous())

@@ -93,7 +93,7 @@ class Setup:
 
     @property
     def prompts_sampled(self) -> int:
-        """Prompts of a step that this rank samples by itself; sequence ranks sample few or divided ones together."""
+        """Prompts per step whose rollouts this rank samples alone; 0 if all sequence ranks sample each prompt."""
         together = self.divides_prompts or self.prompts < self.sequence_parallel
         return 0 if together and self.sequence_parallel > 1 else -(-self.prompts // self.sequence_parallel)
 
