@@ -79,14 +79,18 @@ class OddServer:
                 if outer.schema is not None and self.path == "/openapi.json":
                     outer.send(self, outer.schema)
                     return
-                status = 404
-                if self.path == "/v1/models":
-                    status = 503 if outer.away_gets else 200
-                    outer.away_gets = max(0, outer.away_gets - 1)
+                if self.path != "/v1/models":
+                    outer.send(self, outer.control(self.path, {}))
+                    return
+                status = 503 if outer.away_gets else 200
+                outer.away_gets = max(0, outer.away_gets - 1)
                 outer.send(self, Reply(outer.models if status == 200 else {}, {}, status))
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if not self.path.endswith("/chat/completions"):
+                    outer.send(self, outer.control(self.path, body))
+                    return
                 outer.bodies.append(body)
                 outer.keys.append(self.headers["Authorization"])
                 outer.send(self, outer.reply(body))
@@ -120,6 +124,10 @@ class OddServer:
         if change is not None:
             change(reply)
         return reply
+
+    def control(self, path: str, body: dict[str, Any]) -> Reply:
+        """The reply to what is no completion; there are no other endpoints."""
+        return Reply({}, body, 404)
 
     def _choice(self, question: str, index: int) -> dict[str, Any]:
         """A right answer, which is logged."""

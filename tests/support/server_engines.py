@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 from tests.support.groups import tiny_policy
 from tests.support.odd_server import OddServer, Reply
+from vlm_pg.distributed import SINGLE_RANK, RankLayout
 from vlm_pg.errors import ServerError
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.contracts import Sampler
+from vlm_pg.rollout.server.divergence import Divergence
 from vlm_pg.rollout.server.engine import ServerEngine
 from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.server.weights import PushedWeights
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
 from vlm_pg.types import Prompt, Sample
 
 QUESTIONS = 40
+# Weights that a server has loaded, and never loses.
+ALWAYS_THERE = {
+    "confirm.return_value": [],
+    "are_still.return_value": True,
+    "take_divergence.return_value": Divergence(),
+    "path": Path("unused"),
+}
 
 
 @lru_cache(maxsize=1)
@@ -42,6 +55,20 @@ def is_about(reply: Reply, number: int) -> bool:
     return f"Question {number}?" in reply.asked["messages"][-1]["content"][-1]["text"]
 
 
+@dataclass
+class Untrained:
+    """A ``TrainedModel`` of one process that nothing trains."""
+
+    policy: Policy
+    ranks: RankLayout = SINGLE_RANK
+
+    def save_weights(self, folder: Path) -> None:
+        self.policy.model.save_pretrained(folder)
+
+    def gathered_parameters(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 def server_engine(
     server: OddServer,
     lines: list[str] | None = None,
@@ -50,13 +77,14 @@ def server_engine(
     rollout: dict[str, Any] | None = None,
     **server_settings: Any,
 ) -> ServerEngine:
-    """Three rollouts a question; ``lines``: what it logs."""
+    """Three rollouts a question; ``lines``: what it logs. Unless ``weights`` is keep, the server has the policy's."""
     url = {"url": server.url, "wait_seconds": 0.0, "retries": 1, "timeout_seconds": 60.0}
     limits = {"max_answer_mb": 1.0, "max_divergence": None}
     given = {"engine": "server", "num_generations": 3, "max_new_tokens": 64, "server": url | limits | server_settings}
     settings = RolloutSettings.model_validate(given | (rollout or {}))
     log = ([] if lines is None else lines).append
-    return ServerEngine(policy(), settings, 7, should_stop, questions()[1], home, log)
+    with patch("vlm_pg.rollout.server.engine.PushedWeights", lambda *_: Mock(PushedWeights, **ALWAYS_THERE)):
+        return ServerEngine(Untrained(policy()), settings, 7, should_stop, questions()[1], home, log)
 
 
 def reported(sampler: Sampler) -> dict[str, Any]:

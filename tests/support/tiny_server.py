@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Prompt
 
 SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+CACHES = ("prefix", "mm", "encoder")
 # What no request may set by vLLM's default (--trust-request-mm-kwargs).
 UNTRUSTED = ("media_io_kwargs", "mm_processor_kwargs")
 
@@ -57,6 +59,9 @@ class TinyServer(OddServer):
                     "finish_reason": answer.finish_reason,
                     "message": {"role": "assistant", "content": answer.text},
                     "token_ids": answer.token_ids.tolist(),
+                    "logprobs": {
+                        "content": [{"logprob": min(0.0, value)} for value in answer.rollout_logprobs.tolist()]
+                    },
                 }
                 for index, answer in enumerate(answers)
             ]
@@ -111,3 +116,50 @@ class TinyServer(OddServer):
             frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
         videos.append(torch.from_numpy(frames.transpose(0, 3, 1, 2).copy()))
         return {"type": "video"}
+
+
+class WeightServer(TinyServer):
+    """And loads weights as vLLM does in its development mode; misbehaving as it is set to.
+
+    ``loads``: whether loading changes the weights. ``before_control``: called with the path of every request that is no
+    completion, before it is handled; it may return another reply.
+    """
+
+    def __init__(self, model: Path):
+        self.loads, self.version = True, "default"
+        self.before_control: Callable[[str], Reply | None] = lambda path: None
+        self.controlled: list[str] = []
+        super().__init__(model)
+        self._initial = model
+        paths = ("/collective_rpc", "/update_weight_version", "/weight_info", *map("/reset_{}_cache".format, CACHES))
+        self.schema = Reply({"paths": {path: {} for path in paths}}, {})
+
+    def restart(self) -> None:
+        """With the weights it was started with."""
+        self._load(self._initial)
+        self.version = "default"
+
+    def control(self, path: str, body: dict[str, Any]) -> Reply:
+        if path == "/openapi.json":
+            return super().control(path, body)
+        self.controlled.append(path)
+        if (other := self.before_control(path)) is not None:
+            return other
+        if path == "/weight_info":
+            return Reply({"weight_version": self.version}, body)
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+            return Reply({"success": True}, body)
+        if path == "/collective_rpc":
+            assert body["method"] == "reload_weights"
+            folder = Path(body["kwargs"]["weights_path"])
+            if not folder.is_dir():
+                return Reply({"error": f"Cannot find any model weights with {folder}"}, body, 500)
+            if self.loads:
+                self._load(folder)
+            return Reply({"results": [None]}, body)
+        return Reply({}, body, body=b"")
+
+    def _load(self, folder: Path) -> None:
+        with self._policy_lock:
+            self._policy = load_policy(folder, device="cpu")

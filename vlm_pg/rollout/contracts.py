@@ -67,7 +67,8 @@ class Sampler(Protocol):
     ``scores_itself``: ``rollout_logprobs`` come from the sampling passes; elsewhere the trainer computed them.
     """
 
-    scores_itself: bool
+    @property
+    def scores_itself(self) -> bool: ...
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
         """``num_generations`` rollouts of every prompt; none of one for which ``take_faults`` has a reason.
@@ -85,8 +86,11 @@ class Sampler(Protocol):
     def report(self, tally: Tally) -> None:
         """Add what was done since the last report, also where that is nothing."""
 
-    def use_checkpoint(self, checkpoint: Path) -> None:
-        """The present policy is saved in this folder; for samplers with weights of their own."""
+    def sync_weights(self) -> None:
+        """Sample from the policy's present weights from now on; for samplers with weights of their own.
+
+        All ranks call this before each step.
+        """
 
 
 class Scorer(Protocol):

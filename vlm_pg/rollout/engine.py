@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -240,7 +239,7 @@ class RolloutEngine:
     def take_faults(self) -> None:
         """None: every question has rollouts."""
 
-    def use_checkpoint(self, checkpoint: Path) -> None:
+    def sync_weights(self) -> None:
         """Nothing to do: it samples with the policy itself."""
 
     def check_stop(self) -> None:

@@ -15,6 +15,26 @@ class ServerSettings(Settings):
     """Section ``rollout.server``: an OpenAI-compatible server that samples instead of this process."""
 
     url: str | None = Field(None, description="Base URL including the version, for example http://127.0.0.1:8000/v1.")
+    replicas: tuple[str, ...] = Field(
+        (), description="Base URLs of further servers with the same model; questions are divided over all of them."
+    )
+    weights: Literal["push", "keep"] = Field(
+        "push",
+        description="push: before each step the server loads the run's present weights, and a probe shows that it "
+        "samples from them (vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, transformers serve). keep: the server keeps the "
+        "weights it was started with; it must report log-probabilities.",
+    )
+    weights_folder: str | None = Field(
+        None,
+        description="Folder for the weights that servers load, which they see under the same path (on one machine for "
+        "example below /dev/shm); default: served/ in the run's folder.",
+    )
+    max_probe_divergence: float | None = Field(
+        None,
+        gt=0.0,
+        description="Largest accepted KL, in nats per token, between the log-probabilities of server and trainer on "
+        "the probe after weights were loaded; default: 1e-7 if the trainer computes in fp32, else 0.02.",
+    )
     model: str | None = Field(None, description="Model name at the server; default: the first one it lists.")
     api_key_variable: str = Field(
         "OPENAI_API_KEY",
@@ -36,11 +56,20 @@ class ServerSettings(Settings):
     )
     concurrency: int = Field(16, ge=1, description="Maximum number of concurrent requests.")
 
-    @field_validator("url")
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Base URLs of all servers."""
+        return (() if self.url is None else (self.url,)) + self.replicas
+
+    def of_url(self, url: str) -> ServerSettings:
+        """The settings for one of several servers."""
+        return self.model_copy(update={"url": url, "replicas": ()})
+
+    @field_validator("url", "replicas")
     @classmethod
-    def _url_is_a_base_url(cls, value: str | None) -> str | None:
+    def _urls_are_base_urls(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         """The value itself is not shown: it may hold a password."""
-        if value is not None and not _is_base_url(value):
+        if not all(map(_is_base_url, (value,) if isinstance(value, str) else value or ())):
             raise ValueError(
                 "the URL must be http:// or https:// with a host, a port up to 65535 if any, and a path; without user "
                 "name, password, query, fragment and spaces. For example http://127.0.0.1:8000/v1. A key belongs into "

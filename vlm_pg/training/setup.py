@@ -312,9 +312,7 @@ def make_sampler(
             "pip install 'vlm-pg[server]'."
         ) from error
     messages = ChatMessages(policy, {sample.sample_id: sample for sample in samples})
-    return ServerEngine(
-        policy, config.rollout, config.run.seed, stop.between_tokens, messages, run_folder / "served", warn
-    )
+    return ServerEngine(engine, config.rollout, config.run.seed, stop.between_tokens, messages, run_folder, warn)
 
 
 def forward_budgets(config: RunConfig, policy: Policy, ranks: RankLayout) -> list[ForwardBudget]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -205,6 +206,8 @@ class Trainer:
         """One training step; its metrics and the groups it sampled."""
         start_seconds = time.perf_counter()
         self.phases.begin_step()
+        with self.phases.timed("weights") if self.config.rollout.engine == "server" else nullcontext():
+            self.sampler.sync_weights()
         batch = self.collector.collect(step, min(PREFETCH_STEPS, self.config.training.steps - step))
         values: dict[str, float | None] = group_metrics(batch.sampled, batch.groups)
         values |= batch.counts
@@ -336,7 +339,6 @@ class Trainer:
             if self.engine.ranks.is_rank0:
                 best = point_to_best(folder, self.config.training.keep_best, self.console.warn)
                 checkpoints.prune(folder, self.config.training.keep_checkpoints, best)
-        self.sampler.use_checkpoint(path)
 
 
 class RewardErrors:

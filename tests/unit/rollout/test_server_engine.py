@@ -23,7 +23,7 @@ import torch
 from tests.support.groups import tiny_policy
 from tests.support.misbehaviours import bomb, wire, with_entries
 from tests.support.odd_server import OddServer, Reply
-from tests.support.server_engines import fault_or_error, is_about, policy, questions, reported, server_engine
+from tests.support.server_engines import Untrained, fault_or_error, is_about, policy, questions, reported, server_engine
 from vlm_pg.distributed import SINGLE_RANK
 from vlm_pg.errors import ConfigError, SampleError, ServerError
 from vlm_pg.http.client import BoundedBody, UnreadableResponse, retry_after_seconds
@@ -35,7 +35,8 @@ from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.sampling import rollout_key
 from vlm_pg.rollout.server import client
 from vlm_pg.rollout.server.dialects import Kind
-from vlm_pg.rollout.server.engine import DIVERGENCE, RETRIED, Divergence, ServerEngine, WeightsCheck, divergence
+from vlm_pg.rollout.server.divergence import Divergence, DivergenceCheck, divergence
+from vlm_pg.rollout.server.engine import DIVERGENCE, RETRIED, ServerEngine
 from vlm_pg.rollout.server.generator import MOST_IN_A_ROW, UNUSABLE
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
@@ -74,8 +75,8 @@ def test_a_server_that_counts_positions_otherwise_is_named_once(
     """vLLM counts by Qwen's rule: it matters to a run by transformers' where a video's time passes its space."""
     counted, prompts, messages = video_questions(rule, frames)
     lines: list[str] = []
-    settings = server_engine(server, rollout={"max_new_tokens": 20}).settings
-    engine = ServerEngine(counted, settings, 7, lambda: False, messages, Path("unused"), lines.append)
+    settings = server_engine(server, rollout={"max_new_tokens": 20}, weights="keep").settings
+    engine = ServerEngine(Untrained(counted), settings, 7, lambda: False, messages, Path("unused"), lines.append)
     for step in range(2):
         engine.generate(prompts, step)
     found = [line for line in lines if "counts rotary positions by the rule qwen, this run by transformers" in line]
@@ -83,7 +84,7 @@ def test_a_server_that_counts_positions_otherwise_is_named_once(
     assert all("sample 'x' is sampled at other positions" in li and "Set model.positions=qwen" in li for li in found)
 
 
-def test_one_request_brings_a_group_that_the_policy_scores(server: OddServer) -> None:
+def test_one_request_brings_a_group_with_the_servers_log_probabilities(server: OddServer) -> None:
     prompts, _, texts = questions()
     groups = server_engine(server).generate(prompts[:2], 3)
     assert [body["n"] for body in server.bodies] == [GENERATIONS] * 2
@@ -93,11 +94,41 @@ def test_one_request_brings_a_group_that_the_policy_scores(server: OddServer) ->
         assert len(group) == GENERATIONS
         for rollout in group:
             assert (texts[prompt.sample_id], tuple(rollout.token_ids.tolist())) in server.log
-            with torch.no_grad():
-                ((logprobs,),) = policy().logprobs([ResponseGroup(prompt, (rollout.token_ids,))])
-            torch.testing.assert_close(rollout.rollout_logprobs, logprobs, atol=1e-5, rtol=1e-4)
+            assert torch.equal(rollout.rollout_logprobs, torch.full((len(rollout.token_ids),), -5.9))
             assert rollout.sampling_logprobs is None and rollout.entropies is None
             assert rollout.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("rollout", [{}, {"top_k": 5}, {"top_p": 0.9}, {"temperature": 0.7}], ids=str)
+def test_the_policy_scores_what_the_server_does_not_report(server: OddServer, rollout: dict[str, Any]) -> None:
+    """One response of three has no log-probabilities. Behind a filter, or at another temperature, theirs may be of
+    another distribution: then all are the policy's."""
+    lines: list[str] = []
+    engine, reports = server_engine(server, lines, rollout=rollout), not rollout
+    server.next_reply = lambda number: with_entries(logprobs=None)
+    if "temperature" in rollout:  # of the two readings, that of the logits themselves is nearer
+        engine._check._is_scaled = False
+    (group,) = engine.generate(one(), 1)
+    ids = tuple(rollout.token_ids for rollout in group)
+    with torch.no_grad():
+        (scored,) = policy().logprobs([ResponseGroup(one()[0], ids)], temperature=rollout.get("temperature", 1.0))
+    own = [
+        torch.allclose(found.rollout_logprobs, values, atol=1e-5) for found, values in zip(group, scored, strict=True)
+    ]
+    assert own == [True, not reports, not reports]
+    assert any("the loss takes the trainer's" in line for line in lines) is not reports
+
+
+def test_weights_that_are_kept_must_be_known_by_their_log_probabilities(server: OddServer) -> None:
+    """Of every token: an answer without them is requested again, and where the reading is unknown the run ends."""
+    lines: list[str] = []
+    engine = server_engine(server, lines, weights="keep")
+    assert "samples from the weights it was started with" in lines[0]
+    server.next_reply = lambda number: with_entries(logprobs=None)
+    assert "has no log-probability of" in fault_or_error(engine, one())
+    server.next_reply = lambda number: None
+    with pytest.raises(ServerError, match=r"rollout\.temperature=1 before filters.*set rollout\.temperature=1"):
+        server_engine(server, weights="keep", rollout={"top_k": 5}).generate(one(), 1)
 
 
 def test_a_server_without_n_is_sent_a_request_for_each_rollout(server: OddServer) -> None:
@@ -222,7 +253,7 @@ def test_a_server_without_the_model_is_refused_at_once(
 def test_no_url_is_a_config_error() -> None:
     settings = RolloutSettings(engine="server")
     with pytest.raises(ConfigError, match=r"rollout\.server\.url is not set"):
-        ServerEngine(policy(), settings, 0, lambda: False, questions()[1], Path("unused"), print)
+        ServerEngine(Untrained(policy()), settings, 0, lambda: False, questions()[1], Path("unused"), print)
 
 
 @pytest.mark.parametrize(
@@ -325,29 +356,19 @@ def test_bodies_are_made_when_a_slot_is_free(server: OddServer, monkeypatch: pyt
     assert made == [(0, False), (1, False)]
 
 
-def test_unknown_weights_have_no_lag(server: OddServer) -> None:
-    lines: list[str] = []
-    assert server_engine(server, lines).lag_steps is None
-    assert "weights it was started with" in lines[0]
-
-
-def test_weights_that_were_trained_since_the_last_checkpoint_lag(
-    server: OddServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """At ``transformers serve``, which is sent folders, and no ``n``; it rules out turns, too."""
+def test_transformers_serve_is_sent_the_folder_of_the_present_weights(server: OddServer, tmp_path: Path) -> None:
+    """And no ``n``; it rules out turns, too. A request before the weights are there would name no model."""
     server.exact = False
     server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
-    monkeypatch.setattr(policy().model, "name_or_path", str(TINY))
     engine = server_engine(server, home=tmp_path)
-    assert engine.lag_steps == 0
-    monkeypatch.setattr(policy(), "_weights_version", policy().weights_version + 2)
+    engine._pushed.path = TINY  # type: ignore[union-attr, misc]
+    engine.sync_weights()
     engine.generate(one(), 1)
     (*_, body) = server.bodies
-    assert engine.lag_steps == 2 and "n" not in body and Path(body["model"]).parent == tmp_path
+    assert "n" not in body and Path(body["model"]).parent == tmp_path / "served"
+    assert (Path(body["model"]) / "model.safetensors").samefile(TINY / "model.safetensors")
     suppressed = json.loads(body["generation_config"])["suppress_tokens"]
     assert {policy().tokenizer.convert_tokens_to_ids("<|im_start|>"), *policy().media_token_ids} == set(suppressed)
-    engine.use_checkpoint(TINY)
-    assert engine.lag_steps == 0
 
 
 @pytest.mark.parametrize("error", [ServerError("gone"), SampleError("video_for_server", "another rate")])
@@ -496,16 +517,14 @@ def test_an_unusable_answer_is_requested_again_under_other_seeds(server: OddServ
 
 
 def test_divergence_is_the_kl_of_the_reported_log_probabilities() -> None:
-    """By hand: d = 0.1 and -0.2. vLLM writes -9999.0 for an unknown one: it would carry a mean beyond any bound."""
+    """By hand: d = 0.1 and -0.2."""
     found = divergence([(-1.0, -2.0), None], [torch.tensor([-0.9, -2.2, -7.0]), torch.tensor([-1.0])])
     expected = torch.tensor([0.1, -0.2], dtype=torch.float64)
     assert found.tokens == 2 and found.largest == pytest.approx(0.2, abs=1e-6)
     assert found.kl == pytest.approx(float((expected.exp() - 1 - expected).sum()), abs=1e-6)
     assert (found + found).mean == pytest.approx(found.mean) and Divergence().mean == 0.0
     assert divergence([(-9e3,)], [torch.tensor([-1.0])]).kl == pytest.approx(torch.tensor(20.0).exp().item(), rel=1e-6)
-    ours = [torch.full((2001,), -1.0), torch.tensor([-1.0])]
-    assert divergence([(*[-1.0] * 2000, -9999.0), (-9999.0,)], ours) == Divergence(2000, 0.0, 0.0)
-    assert divergence([None, (-9999.0,)], ours) == divergence([None, None], ours) == Divergence()
+    assert divergence([None, None], [torch.tensor([-1.0])] * 2) == Divergence()
 
 
 class TruthfulServer(OddServer):
@@ -550,7 +569,7 @@ def test_a_server_with_these_weights_is_not_warned_of(
     lines: list[str] = []
     engine, truthful.temperature = checked(truthful, lines, temperature=temperature), scaled
     generate(engine, 1)
-    assert reported(engine)[DIVERGENCE] < 1e-6 and not any("other weights" in line for line in lines)
+    assert reported(engine)[DIVERGENCE] < 1e-6 and not any("another policy" in line for line in lines)
     assert DIVERGENCE not in reported(engine)
 
 
@@ -560,14 +579,15 @@ def test_a_server_with_other_weights_is_warned_of_once_and_stopped_beyond_the_bo
     engine, truthful.off = checked(truthful, lines), 0.3
     for step in (1, 2):
         generate(engine, step)
-    (line,) = [line for line in lines if "other weights" in line]
-    assert f"the server at {truthful.url} samples from other weights than the trainer's" in line and "0.0499" in line
+    (line,) = [line for line in lines if "another policy" in line]
+    assert f"the server at {truthful.url} samples from another policy than the trainer's" in line and "0.0499" in line
     for step, off in enumerate((1.2, 0.0, 1.2)):
         truthful.off = off
         generate(engine, step)
     generate(engine, 4, count=1)
     with pytest.raises(
-        ServerError, match=r"KL of 1\.12 nats a token.*in 2 calls running.*max_divergence=0\.5\. Start it on the newest"
+        ServerError,
+        match=r"KL of 1\.12 nats a token.*in 2 calls running.*max_divergence=0\.5; it has the run's weights, so look",
     ):
         generate(engine, 5)
 
@@ -599,7 +619,7 @@ def test_no_run_ends_for_what_its_own_settings_may_do_to_log_probabilities(
 def test_scoring_again_serves_a_stop_alone(setting: dict[str, Any], scored_again: int) -> None:
     """At temperature 0.7; where the run is not stopped anyway, nothing has to be confirmed."""
     settings = RolloutSettings.model_validate({"temperature": 0.7, "mismatch_every": 0} | setting)
-    check = WeightsCheck("http://there/v1", "vllm", settings, lambda topic, line: None)
+    check = DivergenceCheck("http://there/v1", "vllm", settings, lambda topic, line: None)
     ours, calls = torch.full((100,), -1.0), []
 
     def unscaled() -> list[torch.Tensor]:
@@ -620,7 +640,7 @@ def test_a_server_that_says_no_log_probabilities_is_named_once(truthful: Truthfu
         generate(engine, step, count=2)
     (line,) = [line for line in lines if "log-probabilities" in line]
     assert f"the server at {truthful.url} (vllm) was asked for log-probabilities and gave none" in line
-    assert "not checked" in line and DIVERGENCE not in reported(engine)
+    assert DIVERGENCE not in reported(engine)
     lines.clear()
     owned_by(server, "someone")
     server.exact = False

@@ -69,7 +69,7 @@ def test_a_models_own_generation_config_fills_no_gap() -> None:
 
 
 def test_an_unknown_server_gets_extras_only_where_they_matter() -> None:
-    plain = {"temperature", "top_p", "max_tokens", "logit_bias"}
+    plain = {"temperature", "top_p", "max_tokens", "logit_bias", "logprobs"}
     assert request_fields("openai", RolloutSettings(), (7,), (3,)).keys() == plain
     changed = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 1.5, "min_new_tokens": 2}
     settings = RolloutSettings(**changed)  # type: ignore[arg-type]

@@ -20,8 +20,8 @@ from vlm_pg.rollout.sampling import StopStrings
 PARSED_FIELDS = ("reasoning_content", "reasoning", "tool_calls", "function_call", "refusal")
 # Decoders replace invalid UTF-8 by different numbers of it.
 REPLACEMENT = "\ufffd"
-# Lower values, such as SGLang's minus infinity, mean "unknown".
-LEAST_LOGPROB = -1e9
+# vLLM writes no number below, SGLang minus infinity: both mean "unknown".
+UNKNOWN_LOGPROB = -9999.0
 SHOWN_CHARACTERS = 120
 
 
@@ -52,10 +52,10 @@ class Message(_Part):
 class TokenLogprob(_Part):
     """Log-probability of one sampled token (0 up to rounding is the largest), and its text; None: unknown.
 
-    Nothing is trained on them, so an answer without them is as good.
+    The loss's ratio takes them where all tokens of a response have one.
     """
 
-    logprob: Annotated[float, Field(le=1e-3, ge=LEAST_LOGPROB, allow_inf_nan=False)] | None
+    logprob: Annotated[float, Field(le=1e-3, gt=UNKNOWN_LOGPROB, allow_inf_nan=False)] | None
     token: str | None = ""
 
     @field_validator("logprob", mode="before")
@@ -63,7 +63,7 @@ class TokenLogprob(_Part):
     def _unknown(cls, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        return None if value != value or value < LEAST_LOGPROB else value
+        return None if value != value or value <= UNKNOWN_LOGPROB else value
 
 
 class Logprobs(_Part):
@@ -145,6 +145,7 @@ class AnswerReader:
         media_token_ids, turn_token_ids: not allowed in a response; the latter begin another turn.
         vocab_size: upper bound of ids; None: not checked.
         min_new_tokens: stop strings complete before so many tokens do not end a response.
+        needs_logprobs: a response without the log-probability of every token is an error.
     """
 
     tokenizer: Any
@@ -155,6 +156,7 @@ class AnswerReader:
     turn_token_ids: Sequence[int] = ()
     vocab_size: int | None = None
     min_new_tokens: int = 0
+    needs_logprobs: bool = False
 
     def read(self, raw: Any) -> Answer:
         """One choice as tokens and text.
@@ -195,6 +197,12 @@ class AnswerReader:
             raise AnswerError(f"the server gave a response without tokens ({choice.finish_reason!r}).")
         self._check_ids(ids, exact)
         logprobs, longest = self._aligned(choice, ids), self.max_new_tokens
+        if self.needs_logprobs and (logprobs is None or len(logprobs) < len(ids)):
+            raise AnswerError(
+                f"a response of {len(ids)} tokens has no log-probability of {len(ids) - len(logprobs or ())} of them. "
+                "With rollout.server.weights=keep the weights that sampled are known by nothing else; use a server "
+                "that reports logprobs of every token, or one that loads the weights of the run (docs/servers.md)."
+            )
         if len(ids) > longest:
             text, stopped = self._text(ids[:longest])
             logprobs = None if logprobs is None else logprobs[:longest]

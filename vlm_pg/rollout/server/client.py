@@ -52,6 +52,8 @@ class ServerClient(Client):
         assert settings.url is not None
         self._settings, self._log, self._log_once, self._advice = settings, log, log_once, advice
         self.url = settings.url.rstrip("/")
+        # Where servers have what is not OpenAI's.
+        self.root = self.url.removesuffix("/v1")
         super().__init__(
             read_key("rollout.server", settings.api_key_variable),
             settings.timeout_seconds,
@@ -101,6 +103,28 @@ class ServerClient(Client):
         self._absent_seconds = 0.0
         return self.json_object(response)
 
+    async def control(self, path: str, body: dict[str, Any] | None = None, once: bool = False) -> dict[str, Any]:
+        """The JSON object of a GET, or of a POST of ``body``, to an endpoint that controls the server.
+
+        Args:
+            path: after the host; an empty response counts as an empty object.
+            once: no retry and no waiting for a server that is away: it may have lost what the request builds on.
+
+        Raises:
+            ServerError: any other status than 200; or as ``post``.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        if once:
+            outcome = await self.attempt(f"{self.root}{path}", data)
+            if not isinstance(outcome, httpx2.Response):
+                raise ServerError(f"{path} failed: {self._named(outcome)}.")
+            response = outcome
+        else:
+            response = await self.response(f"{self.root}{path}", data, may_be_empty=True)
+        if response.status_code != 200:
+            raise ServerError(f"{path} failed, {self._shown(response)}")
+        return self.json_object(response) if response.content else {}
+
     def json_object(self, response: httpx2.Response) -> dict[str, Any]:
         """The response's JSON object; ServerError for anything else."""
         value = json_of(response)
@@ -134,10 +158,11 @@ class ServerClient(Client):
     def _named(self, error: Exception) -> str:
         return self.without_key(": ".join(filter(None, (type(error).__name__, str(error)))))
 
-    async def response(self, url: str, data: bytes | None = None) -> httpx2.Response:
+    async def response(self, url: str, data: bytes | None = None, may_be_empty: bool = False) -> httpx2.Response:
         """The response of any status to a GET, or to a POST of ``data``; a server that is away is waited for.
 
-        Retried after time-outs, broken connections and failures; a POST also after status 200 without an object.
+        Retried after time-outs, broken connections and failures; a POST also after status 200 without an object, except
+        an empty one with ``may_be_empty``.
 
         Raises:
             ServerError: the request cannot be sent, broke off ``retries`` + 1 times, or the server stayed away for
@@ -147,7 +172,9 @@ class ServerClient(Client):
         def should_retry(outcome: Outcome) -> bool:
             if not isinstance(outcome, httpx2.Response) or _has_failed(outcome):
                 return True
-            return data is not None and outcome.status_code == 200 and not isinstance(json_of(outcome), dict)
+            if data is None or outcome.status_code != 200 or (may_be_empty and not outcome.content):
+                return False
+            return not isinstance(json_of(outcome), dict)
 
         async def wait_until_back(outcome: Outcome) -> bool:
             return may_be_away(outcome) and await self._wait_until_back()

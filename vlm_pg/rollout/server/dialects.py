@@ -21,6 +21,8 @@ Kind = Literal["vllm", "sglang", "transformers", "openai"]
 VLLM_FRAMES_PER_SECOND = 2
 # Rule of rotary positions of each kind; other kinds' is unknown.
 POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
+# Kinds that report log-probabilities.
+REPORTING: tuple[Kind, ...] = ("vllm", "sglang")
 # Neutral values of what else changes samples in transformers, without a setting here.
 NEUTRAL_IN_TRANSFORMERS: dict[str, Any] = {
     "typical_p": 1.0,
@@ -39,12 +41,13 @@ _LISTED = 8
 class ServerInfo:
     """What a server is. ``models`` is empty for one that loads whatever a request names.
 
-    ``key``: the key it was sent, which a model's name may repeat.
+    ``key``: the key it was sent, which a model's name may repeat. ``paths``: of its endpoints, as far as it lists them.
     """
 
     kind: Kind
     models: tuple[str, ...] = ()
     key: str | None = field(default=None, repr=False)
+    paths: frozenset[str] = field(default=frozenset(), repr=False)
 
     def shown(self, name: str) -> str:
         """A model's name with the key masked."""
@@ -87,10 +90,11 @@ async def recognize(client: ServerClient) -> ServerInfo:
         ServerError: it is no OpenAI-compatible server, or lists no model.
     """
     # transformers serve lists the models of its download cache, which says nothing about what it can load.
-    response = await client.response(f"{client.url.removesuffix('/v1')}/openapi.json")
+    response = await client.response(f"{client.root}/openapi.json")
     schema = json_of(response) if response.status_code == 200 else None
-    paths = schema.get("paths") if isinstance(schema, dict) else None
-    if isinstance(paths, dict) and {"/load_model", "/v1/chat/completions"} <= paths.keys():
+    listed_paths = schema.get("paths") if isinstance(schema, dict) else None
+    paths = frozenset(listed_paths) if isinstance(listed_paths, dict) else frozenset()
+    if {"/load_model", "/v1/chat/completions"} <= paths:
         return ServerInfo("transformers")
     response = await client.response(f"{client.url}/models")
     if response.status_code != 200:
@@ -111,7 +115,7 @@ async def recognize(client: ServerClient) -> ServerInfo:
         )
     owner = entries[0].owned_by
     kind: Kind = "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
-    return ServerInfo(kind, tuple(entry.id for entry in entries), client.key)
+    return ServerInfo(kind, tuple(entry.id for entry in entries), client.key, paths)
 
 
 def check_settings(kind: Kind, settings: RolloutSettings) -> None:
@@ -155,6 +159,8 @@ def request_fields(
         "top_p": settings.top_p,
         "max_tokens": settings.max_new_tokens,
         "logit_bias": {str(token): -100 for token in ruled_out_ids},
+        # Those of the policy that sampled: the denominator of the loss's ratio.
+        "logprobs": True,
     }
     if kind == "openai":
         # Extras, by vLLM's names, only where they matter: it may refuse them.
@@ -170,8 +176,6 @@ def request_fields(
         "min_tokens": settings.min_new_tokens,
         "stop_token_ids": list(stop_token_ids),
         "skip_special_tokens": False,
-        # They distinguish other weights from the trainer's.
-        "logprobs": True,
     }
     if kind == "sglang":
         return fields | {"no_stop_trim": True}

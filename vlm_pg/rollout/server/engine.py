@@ -1,27 +1,22 @@
-"""Samplers on a server: ``ServerEngine`` scores its answers for training, ``UnscoredSampler`` serves evaluations.
-
-A server that reports log-probabilities shows by them whether it samples from the trainer's weights. Servers differ in
-whether those are of the logits themselves or divided by the temperature; where the two differ, the nearer reading
-counts: other weights are far from both.
-"""
+"""Samplers on servers: ``ServerEngine`` keeps their weights at the policy's, for training; ``UnscoredSampler`` serves
+evaluations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from vlm_pg.errors import AnswerError, ConfigError, SampleError, ServerError
+from vlm_pg.errors import AnswerError, SampleError, ServerError
 from vlm_pg.metrics import Metric
-from vlm_pg.models.policy import Policy
-from vlm_pg.models.weights import is_sharded
-from vlm_pg.rollout.contracts import Generator
+from vlm_pg.rollout.contracts import Answer, Generator
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.dialects import Kind, extras
-from vlm_pg.rollout.server.generator import ServerGenerator
+from vlm_pg.rollout.server.dialects import REPORTING
+from vlm_pg.rollout.server.divergence import DivergenceCheck
+from vlm_pg.rollout.server.generator import ServerGenerator, query_server
 from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.server.weights import PushedWeights, TrainedModel
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
 from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
@@ -29,94 +24,80 @@ from vlm_pg.types import BadSample, Prompt, ResponseGroup, Rollout
 RETRIED = Metric("rollouts_asked_again", "rollouts", "sum")
 DIVERGENCE = Metric("server_divergence", "nat per token")
 DIVERGENCE_MAX = Metric("server_divergence_max", "nat", "largest")
-LAG = Metric("rollout_lag_steps", "steps", "same")
+PROBE_DIVERGENCE = Metric("server_probe_divergence", "nat per token")
+PROBE_DIVERGENCE_MAX = Metric("server_probe_divergence_max", "nat", "largest")
 
-# Clamp of d in exp(d): else one token of two models that disagree would decide everything.
-LOG_RATIO_CLAMP = 20.0
-# Rounding stays below, in bf16 too; see ``HEALTHY`` of training.
-HEALTHY_KL = 0.01
-# vLLM writes no number below; it means "unknown".
-UNKNOWN_LOGPROB = -9999.0
-# A mean over fewer tokens is too noisy.
-ENOUGH_TOKENS = 64
-# One step's mean may exceed any bound through a few odd tokens.
-CALLS_TO_STOP = 2
-# Kinds whose requests ask for log-probabilities.
-REPORTING: tuple[Kind, ...] = ("vllm", "sglang")
-
-ServerLogprobs = Sequence[tuple[float, ...] | None]
-TrainerLogprobs = Sequence[torch.Tensor]
+# Of a server that is started again within one step's sampling.
+RESTARTS_TO_STOP = 3
 
 
 class ServerEngine:
-    """A ``Sampler`` on an OpenAI-compatible server, whose responses the policy scores.
+    """A ``Sampler`` on OpenAI-compatible servers, whose responses the policy scores.
 
-    ``rollout_logprobs`` are those of the policy at the time of scoring, not of the server's weights;
-    ``sampling_logprobs`` and ``entropies`` are unknown. The server's kind is queried when the engine is made.
+    ``rollout_logprobs`` are the server's own where it reports them as the policy defines them (of the logits divided by
+    the temperature, before filters and penalties). Elsewhere they are the policy's, which a server with the policy's
+    weights samples from. ``sampling_logprobs`` and ``entropies`` are unknown. The server's kind is queried when the
+    engine is made.
 
     Args:
-        policy: scores the responses.
-        settings, seed, should_stop, messages, home, log: as in ``ServerGenerator``.
+        model: the policy, which scores the responses, and how its weights are written.
+        settings, seed, should_stop, messages, log: as in ``ServerGenerator``.
+        run_folder: for the weights that servers load, if no other folder is set.
 
     Raises:
-        ConfigError, ServerError: as ``ServerGenerator``; also for weights that are scattered over ranks.
+        ConfigError, ServerError: as ``ServerGenerator`` and ``PushedWeights``.
     """
-
-    # The trainer would be compared with itself.
-    scores_itself = False
 
     def __init__(
         self,
-        policy: Policy,
+        model: TrainedModel,
         settings: RolloutSettings,
         seed: int,
         should_stop: Callable[[], bool],
         messages: ChatMessages,
-        home: Path,
+        run_folder: Path,
         log: Callable[[str], None],
     ):
-        if is_sharded(policy.model):
-            # Scoring is a series of collectives there, and ranks have different numbers of passes.
-            raise ConfigError(
-                "rollout.engine is server with ZeRO stage 3, whose ranks cannot score responses at their own pace. Use "
-                "stage 2 (configs/deepspeed/zero2.json) or rollout.engine=in_process."
-            )
-        self.policy, self.settings = policy, settings
-        self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)
-        self._generator = ServerGenerator(policy, settings, seed, should_stop, messages, home, log)
-        self.server, self.stop_token_ids = self._generator.server, self._generator.stop_token_ids
-        url = str(settings.server.url)
-        self._weights = WeightsCheck(url, self.server.kind, settings, self._generator.log_once)
-        self._served_version: int | None = None
-        if self.server.loads_by_name:
-            if policy.settings.lora is not None:
-                raise ConfigError(
-                    "rollout.engine is server with transformers serve, and model.lora is set, but that server cannot "
-                    "load an adapter's checkpoint. Set model.lora=null or rollout.engine=in_process."
-                )
-            self.use_checkpoint(policy.model.name_or_path)
+        self.policy, self.settings, self._log = model.policy, settings, log
+        self._scorer = PolicyScorer(self.policy, settings.prefill_tokens, should_stop)
+        server, keeps = query_server(settings, should_stop, log), settings.server.weights == "keep"
+        home = run_folder / "served"
+        self._generator = ServerGenerator(
+            self.policy, settings, seed, should_stop, messages, home, log, server=server, needs_logprobs=keeps
+        )
+        self.server, self.stop_token_ids = server, self._generator.stop_token_ids
+        urls = ", ".join(settings.server.urls)
+        self._check = DivergenceCheck(urls, server.kind, settings, self._generator.log_once)
+        self._pushed: PushedWeights | None = None
+        if not keeps:
+            folder = Path(settings.server.weights_folder or run_folder / "weights")
+            self._pushed = PushedWeights(model, settings, server, seed, should_stop, folder, log)
         else:
             log(
-                f"the server at {url} ({self.server.kind}) samples from the weights it was started with; training does "
-                "not reach it (docs/servers.md)"
+                f"rollout.server.weights=keep: the server at {urls} ({server.kind}) samples from the weights it was "
+                "started with; training does not reach it (docs/servers.md)"
             )
 
     @property
-    def lag_steps(self) -> int | None:
-        """Updates of the policy since the weights that the server samples from; None where those are unknown."""
-        return None if self._served_version is None else self.policy.weights_version - self._served_version
+    def scores_itself(self) -> bool:
+        return self.server.kind in REPORTING
 
-    def use_checkpoint(self, checkpoint: str | Path) -> None:
-        """Sample from this checkpoint of the current policy from the next request on.
+    def sync_weights(self) -> None:
+        """Bring the policy's present weights to the servers; with ``rollout.server.weights=keep`` nothing.
 
-        Only ``transformers serve`` can change weights by name; other servers keep theirs.
+        Raises:
+            ServerError, OSError, InterruptedError: as ``PushedWeights.sync``.
         """
+        if self._pushed is None:
+            return
+        self._pushed.sync()
         if self.server.loads_by_name:
-            self._generator.use_checkpoint(checkpoint)
-            self._served_version = self.policy.weights_version
+            self._generator.use_checkpoint(self._pushed.path)
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
         """``num_generations`` rollouts of every prompt; none of one without valid answers (``take_faults``).
+
+        Responses of a server that lost its weights while it sampled are sampled again.
 
         Args:
             prompts: each with its own sample id.
@@ -124,9 +105,9 @@ class ServerEngine:
 
         Raises:
             SampleError, ServerError, InterruptedError: as ``Generator.generate``; also for a server that samples from
-                another model.
+                another model, or has weights of another run.
         """
-        found = self._generator.generate(prompts, step)
+        found = self._from_present_weights(prompts, step)
         answers = {index: group for index, group in enumerate(found) if not isinstance(group, AnswerError)}
         groups = [
             ResponseGroup(prompts[index], tuple(torch.tensor(answer.token_ids) for answer in group))
@@ -135,34 +116,64 @@ class ServerEngine:
         # As in every engine, greedy responses have their log-probabilities at temperature 1.
         temperature = self.settings.temperature or 1.0
         scores = self._scorer.score(groups, temperature)
-        self._weights.compare(
+        reports_policy = self._check.compare(
             [answer.logprobs for group in answers.values() for answer in group],
             [values for group in scores for values in group],
             lambda: [values for group in self._scorer.score(groups, 1.0) for values in group],
             temperature,
             step,
         )
+        if not reports_policy and self._pushed is None:
+            raise ServerError(
+                f"The server at {', '.join(self.settings.server.urls)} reports log-probabilities that are not those of "
+                f"its policy at rollout.temperature={temperature:g} before filters and penalties, and with "
+                "rollout.server.weights=keep nothing else says which policy sampled. Start vLLM with --logprobs-mode "
+                "processed_logprobs and set no filters and penalties, or set rollout.temperature=1."
+            )
         rollouts: list[tuple[Rollout, ...]] = [()] * len(prompts)
         for (index, answered), group, values in zip(answers.items(), groups, scores, strict=True):
             rollouts[index] = tuple(
-                Rollout(tokens, logprobs, answer.finish_reason, answer.text)
+                Rollout(
+                    tokens,
+                    torch.tensor(reported) if reports_policy and len(reported) == len(tokens) else logprobs,
+                    answer.finish_reason,
+                    answer.text,
+                )
                 for answer, tokens, logprobs in zip(answered, group.responses, values, strict=True)
+                for reported in [answer.logprobs or ()]
             )
         return rollouts
+
+    def _from_present_weights(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
+        """Answers of servers that have the present weights before and after them."""
+        if self._pushed is None:
+            return self._generator.generate(prompts, step)
+        for _ in range(RESTARTS_TO_STOP):
+            before = self._pushed.confirm()
+            found = self._generator.generate(prompts, step)
+            if self._pushed.are_still(before):
+                return found
+            self._generator.take_faults()
+            self._log(f"step {step}: a server lost the weights of this run while it sampled; sampling again")
+        raise ServerError(
+            f"A server of {', '.join(self.settings.server.urls)} lost the weights of this run {RESTARTS_TO_STOP} times "
+            f"while it sampled step {step}. Its log says why it was started again. run.resume=auto goes on."
+        )
 
     def take_faults(self) -> list[BadSample]:
         """Questions without valid answers since the last call, and why."""
         return self._generator.take_faults()
 
     def report(self, tally: Tally) -> None:
-        """Add the number of repeated requests, the divergence of log-probabilities, and the lag of the weights."""
-        found = self._weights.take()
+        """Add the number of repeated requests, and the divergence of log-probabilities: of rollouts and of probes."""
         tally.add(RETRIED, self._generator.take_num_retried())
+        found = self._check.take()
         if found.tokens:
             tally.add(DIVERGENCE, found.kl, found.tokens)
             tally.add(DIVERGENCE_MAX, found.largest)
-        if self.lag_steps is not None:
-            tally.add(LAG, self.lag_steps)
+        if self._pushed is not None and (probed := self._pushed.take_divergence()).tokens:
+            tally.add(PROBE_DIVERGENCE, probed.kl, probed.tokens)
+            tally.add(PROBE_DIVERGENCE_MAX, probed.largest)
 
 
 class UnscoredSampler:
@@ -207,130 +218,9 @@ class UnscoredSampler:
     def report(self, tally: Tally) -> None:
         """Nothing: an evaluation counts its questions itself."""
 
+    def sync_weights(self) -> None:
+        """Nothing: an evaluation changes no weights."""
+
     def use_checkpoint(self, checkpoint: Path) -> None:
         """Name this checkpoint in requests from now on; only for a server that loads by name."""
         self._generator.use_checkpoint(checkpoint)
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Sums over sampled tokens of d = trainer - server, nats: ``kl`` of exp(d) - 1 - d (the k3 estimate of
-    KL(server || trainer), joschu.net/blog/kl-approx), and the ``largest`` |d|."""
-
-    tokens: int = 0
-    kl: float = 0.0
-    largest: float = 0.0
-
-    def __add__(self, other: Divergence) -> Divergence:
-        return Divergence(self.tokens + other.tokens, self.kl + other.kl, max(self.largest, other.largest))
-
-    @property
-    def mean(self) -> float:
-        """KL per token; 0 where nothing was compared."""
-        return self.kl / self.tokens if self.tokens else 0.0
-
-
-def divergence(server_logprobs: ServerLogprobs, trainer_logprobs: TrainerLogprobs) -> Divergence:
-    """Of the responses whose log-probabilities the server reports; tokens at ``UNKNOWN_LOGPROB`` are left out.
-
-    Args:
-        server_logprobs: of the first tokens of each response; None: unknown.
-        trainer_logprobs: fp32 [R] of each response.
-    """
-    pairs = [(them, us[: len(them)]) for them, us in zip(server_logprobs, trainer_logprobs, strict=True) if them]
-    if not pairs:
-        return Divergence()
-    server = torch.cat([torch.tensor(values, dtype=torch.float64) for values, _ in pairs])
-    known = server > UNKNOWN_LOGPROB
-    if not known.any():
-        return Divergence()
-    difference = (torch.cat([values.double() for _, values in pairs]) - server)[known]
-    clamped = difference.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
-    return Divergence(len(difference), float((torch.expm1(clamped) - clamped).sum()), float(difference.abs().max()))
-
-
-class WeightsCheck:
-    """Compares the log-probabilities of calls; warns of other weights, and stops at another model's.
-
-    Args:
-        url: of the server.
-        log_once: prints the first line of a topic.
-    """
-
-    def __init__(self, url: str, kind: Kind, settings: RolloutSettings, log_once: Callable[[str, str], None]):
-        self._url, self._kind, self._settings, self._log_once = url, kind, settings, log_once
-        self._sum = Divergence()
-        self._has_compared = False
-        self._beyond = 0
-
-    def take(self) -> Divergence:
-        """Divergence since the last call of ``take``."""
-        found, self._sum = self._sum, Divergence()
-        return found
-
-    def compare(
-        self,
-        server_logprobs: ServerLogprobs,
-        trainer_logprobs: TrainerLogprobs,
-        unscaled: Callable[[], TrainerLogprobs],
-        temperature: float,
-        step: int | str,
-    ) -> None:
-        """Compare the answers of one call.
-
-        Args:
-            server_logprobs: of each response, nats.
-            trainer_logprobs: fp32 [R] of each response, at ``temperature``.
-            unscaled: computes the same at temperature 1; called at other temperatures only.
-
-        Raises:
-            ServerError: ``CALLS_TO_STOP`` judged calls in a row exceeded ``max_divergence``.
-        """
-        # At a temperature other than 1 a comparison takes a scoring pass: only now and then, and to confirm an excess.
-        every = self._settings.mismatch_every
-        on_schedule = every > 0 and isinstance(step, int) and step % every == 0
-        is_due = temperature == 1.0 or not self._has_compared or self._beyond > 0 or on_schedule
-        if not server_logprobs or not is_due:
-            return
-        found = divergence(server_logprobs, trainer_logprobs)
-        if not found.tokens:
-            if self._kind in REPORTING:
-                self._log_once(
-                    "no log-probabilities",
-                    f"the server at {self._url} ({self._kind}) was asked for log-probabilities and gave none that can "
-                    "be compared: whether it has the trainer's weights is not checked (docs/servers.md)",
-                )
-            return
-        self._has_compared = True
-        if temperature != 1.0:
-            found = min(found, divergence(server_logprobs, unscaled()), key=lambda reading: reading.kl)
-        self._sum += found
-        if found.tokens >= ENOUGH_TOKENS:
-            self._judge(found)
-
-    def _judge(self, found: Divergence) -> None:
-        limit, changing = self._settings.server.max_divergence, extras(self._settings)
-        beyond = limit is not None and found.mean > limit and not changing
-        self._beyond = self._beyond + 1 if beyond else 0
-        if found.mean <= HEALTHY_KL:
-            return
-        figures = (
-            f"its log-probabilities of {found.tokens} tokens differ from the trainer's by a KL of {found.mean:.3g} "
-            f"nats a token (largest difference {found.largest:.3g})"
-        )
-        if changing:
-            names = " and ".join(f"rollout.{name}" for name in changing)
-            self._log_once(
-                "weights",
-                f"the server at {self._url} may sample from other weights than the trainer's, or it reports "
-                f"log-probabilities behind {names}, which this run sets: {figures}. The run is not stopped for it; "
-                "compare once with neutral settings (docs/servers.md)",
-            )
-            return
-        line = f"the server at {self._url} samples from other weights than the trainer's: {figures}"
-        if self._beyond >= CALLS_TO_STOP:
-            raise ServerError(
-                f"{line}, in {self._beyond} calls running above rollout.server.max_divergence={limit:g}. Start it on "
-                "the newest checkpoint of the run (on model.path before the first one) and go on with run.resume=auto."
-            )
-        self._log_once("weights", f"{line}; start it on the newest checkpoint now and then (docs/servers.md)")

@@ -9,6 +9,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,7 @@ class ServerGenerator:
         log: prints one line.
         advice: a sentence for errors: how to continue once the server works.
         server: the server's kind, if it has been queried before.
+        needs_logprobs: an answer without the log-probability of every token is invalid.
 
     Raises:
         ConfigError: no URL, or a key that cannot be sent.
@@ -86,6 +89,7 @@ class ServerGenerator:
         log: Callable[[str], None],
         advice: str = RUN_GOES_ON,
         server: ServerInfo | None = None,
+        needs_logprobs: bool = False,
     ):
         self.settings, self.policy, self._seed = settings, model, seed
         self.messages, self._home, self._log = messages, home, log
@@ -112,6 +116,7 @@ class ServerGenerator:
             turns,
             model.vocab_size,
             settings.min_new_tokens,
+            needs_logprobs,
         )
         self._takes_n = self.server.takes_n
         self._num_retried = self._invalid_in_a_row = 0
@@ -128,19 +133,35 @@ class ServerGenerator:
         self.model_name = str(served_folder(str(checkpoint), self._home))
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
-        """As in ``Generator``; ServerError also for a server that refuses, or read another prompt."""
+        """As in ``Generator``; ServerError also for a server that refuses, or read another prompt.
+
+        Questions are divided evenly over several servers. All requests of one go to the same server, which has then
+        encoded its media and read its prompt.
+        """
         for prompt in prompts:
             self.policy.check_prompt(prompt)
             self.policy.check_length(prompt, self.settings.max_new_tokens)
             self._compare_positions(prompt)
 
+        urls = self.settings.server.urls
+        # Ranks begin at different servers.
+        start = rollout_key(self._seed, step, prompts[0].sample_id, 0) if prompts else 0
+        url_of = [urls[(start + number) % len(urls)] for number in range(len(prompts))]
+
         async def all_groups() -> list[list[Answer] | AnswerError]:
-            async with ServerClient(self.settings.server, self._log, self.log_once, self._advice) as client:
-                return await gather_or_cancel(self._group(client, prompt, step) for prompt in prompts)
+            async with AsyncExitStack() as stack:
+                clients = {
+                    url: await stack.enter_async_context(
+                        ServerClient(self.settings.server.of_url(url), self._log, self.log_once, self._advice)
+                    )
+                    for url in sorted(set(url_of))
+                }
+                return await gather_or_cancel(
+                    self._group(clients[url], prompt, step) for prompt, url in zip(prompts, url_of, strict=True)
+                )
 
         found = run_until_stopped(all_groups(), self._should_stop, STOPPED)
-        url = str(self.settings.server.url)
-        for prompt, answer in zip(prompts, found, strict=True):
+        for prompt, url, answer in zip(prompts, url_of, found, strict=True):
             if not isinstance(answer, AnswerError):
                 self._invalid_in_a_row = 0
                 continue
@@ -338,11 +359,11 @@ class ServerGenerator:
 def query_server(
     settings: RolloutSettings, should_stop: Callable[[], bool], log: Callable[[str], None], advice: str = RUN_GOES_ON
 ) -> ServerInfo:
-    """Kind and models of the server at ``settings.server.url``; one that is away is waited for.
+    """Kind and models of the servers of ``settings.server``; one that is away is waited for.
 
     Raises:
         ConfigError: no URL, or a key that cannot be sent.
-        ServerError: no answer, or no OpenAI-compatible server.
+        ServerError: no answer, no OpenAI-compatible server, or several that differ.
     """
     if settings.server.url is None:
         raise ConfigError(
@@ -350,11 +371,19 @@ def query_server(
             "example rollout.server.url=http://127.0.0.1:8000/v1."
         )
 
-    async def query() -> ServerInfo:
-        async with ServerClient(settings.server, log, lambda topic, line: log(line), advice) as client:
+    async def query(url: str) -> ServerInfo:
+        async with ServerClient(settings.server.of_url(url), log, lambda topic, line: log(line), advice) as client:
             return await recognize(client)
 
-    return run_until_stopped(query(), should_stop, STOPPED)
+    first, *others = [run_until_stopped(query(url), should_stop, STOPPED) for url in settings.server.urls]
+    for url, other in zip(settings.server.replicas, others, strict=True):
+        if (other.kind, other.models) != (first.kind, first.models):
+            raise ServerError(
+                f"The servers differ: {settings.server.url} ({first.kind}) serves "
+                f"{', '.join(map(first.shown, first.models))}, {url} ({other.kind}) "
+                f"{', '.join(map(other.shown, other.models))}. Start all servers of a run alike."
+            )
+    return replace(first, paths=first.paths.intersection(*(other.paths for other in others)))
 
 
 def served_folder(checkpoint: str, home: Path) -> Path:

@@ -1,0 +1,269 @@
+"""Weights on a server that samples from a policy of its own: it follows, or the run ends by name. What is sampled under
+other weights, or not known to be, never becomes a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.odd_server import Reply
+from tests.support.server_engines import Untrained, reported
+from tests.support.tiny_server import WeightServer
+from vlm_pg.errors import ServerError
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rollout.server import client
+from vlm_pg.rollout.server.engine import PROBE_DIVERGENCE, PROBE_DIVERGENCE_MAX, ServerEngine
+from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.server.weights import LOADING_ATTEMPTS, Version
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import ResponseGroup, Sample
+
+TINY = Path(__file__).parents[3] / "assets" / "tiny-qwen2_5-vl"
+RESET = ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.01)
+
+
+@pytest.fixture
+def server() -> Iterator[WeightServer]:
+    server = WeightServer(TINY)
+    yield server
+    server.stop()
+
+
+def is_question(body: dict[str, Any]) -> bool:
+    """A request of a step, not of the probe."""
+    return "Question" in body["messages"][-1]["content"][-1]["text"]
+
+
+class Run:
+    """An engine, and a policy whose weights can be changed."""
+
+    def __init__(self, folder: Path, *servers: WeightServer, **settings: Any):
+        trained = ModelSettings(path=str(TINY), train=("tower", "merger", "language"))
+        self.policy, self.lines = load_policy(TINY, device="cpu", settings=trained), list[str]()
+        url, *replicas = [server.url for server in servers]
+        given = {"url": url, "replicas": replicas, "retries": 1, "wait_seconds": 5.0} | settings
+        rollout = {"engine": "server", "num_generations": 2, "max_new_tokens": 8, "server": given}
+        sample = {f"q{i}": Sample(f"q{i}", f"Question {i}?", (), (), "1", "numerical", "t", "t") for i in range(4)}
+        builder = PromptBuilder(self.policy.processor, PromptSettings(), self.policy.positions)
+        self.prompts = [builder.build(one, ()) for one in sample.values()]
+        self.engine = ServerEngine(
+            Untrained(self.policy),
+            RolloutSettings.model_validate(rollout),
+            3,
+            lambda: False,
+            ChatMessages(self.policy, sample),
+            folder,
+            self.lines.append,
+        )
+
+    def update(self, seed: int = 0) -> None:
+        """Change all weights, the tower's too."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for weight in self.policy.model.parameters():
+                weight.add_(
+                    0.3 * weight.std() * torch.randn(weight.shape, generator=generator) if weight.ndim > 1 else 0
+                )
+        self.policy.weights_changed()
+
+    def assert_on_policy(self, step: int) -> None:
+        groups = self.engine.generate(self.prompts, step)
+        with torch.no_grad():
+            scored = self.policy.logprobs(
+                [ResponseGroup(p, tuple(r.token_ids for r in g)) for p, g in zip(self.prompts, groups, strict=True)]
+            )
+        for group, values in zip(groups, scored, strict=True):
+            for rollout, own in zip(group, values, strict=True):
+                torch.testing.assert_close(rollout.rollout_logprobs, own, atol=1e-4, rtol=0)
+
+
+def test_the_server_follows_every_update(server: WeightServer, tmp_path: Path) -> None:
+    run = Run(tmp_path, server)
+    for step in range(3):
+        run.engine.sync_weights()
+        run.engine.sync_weights()  # nothing new
+        run.assert_on_policy(step)
+        values = reported(run.engine)
+        assert 0 <= values[PROBE_DIVERGENCE] < 1e-9 and values[PROBE_DIVERGENCE_MAX] < 1e-4
+        found = Version.parse(server.version)
+        assert found is not None and found.updates == step
+        run.update(step)
+    changing = [path for path in server.controlled if path != "/weight_info"]
+    assert changing == ["/update_weight_version", "/collective_rpc", *RESET, "/update_weight_version"] * 3
+    # Only the newest weights stay, for a server that is started again.
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["weights-2"]
+
+
+def test_a_server_that_answers_and_does_not_load_ends_the_run_by_name(server: WeightServer, tmp_path: Path) -> None:
+    run = Run(tmp_path, server)
+    run.engine.sync_weights()
+    server.loads = False
+    run.update()
+    with pytest.raises(ServerError) as caught:
+        run.engine.sync_weights()
+    for part in (server.url, "after 1 updates", "samples from others", "KL of", "max_probe_divergence allows 1e-07"):
+        assert part in str(caught.value)
+
+
+def test_a_restart_between_steps_is_noticed_and_the_weights_are_loaded_again(
+    server: WeightServer, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, server)
+    run.update()
+    run.engine.sync_weights()
+    server.restart()
+    run.assert_on_policy(1)
+    assert any("has lost the weights of this run" in line for line in run.lines)
+
+
+@pytest.mark.parametrize("loaded_again", [False, True])
+def test_what_a_server_sampled_around_a_restart_is_sampled_again(
+    server: WeightServer, tmp_path: Path, loaded_again: bool
+) -> None:
+    """Also where another process of the run has loaded the same weights before this one looks."""
+    run = Run(tmp_path, server)
+    run.update()
+    run.engine.sync_weights()
+    folder, version = run.engine._pushed.path, Version.parse(server.version)  # type: ignore[union-attr]
+    assert version is not None
+    seen: list[int] = []
+
+    def restart(reply: Reply) -> None:
+        server.version = "default"
+        server._policy = load_policy(TINY, device="cpu")
+        if loaded_again:
+            server.version = str(Version.new(version.run, version.updates))
+            server._policy = load_policy(folder, device="cpu")
+
+    def next_reply(number: int) -> Callable[[Reply], None] | None:
+        seen.append(number)
+        return restart if len(seen) == 2 else None
+
+    server.next_reply = next_reply
+    run.assert_on_policy(1)
+    assert any("sampling again" in line for line in run.lines) and len(seen) > len(run.prompts)
+
+
+def test_a_server_that_is_always_started_again_ends_the_run(server: WeightServer, tmp_path: Path) -> None:
+    run = Run(tmp_path, server)
+    run.engine.sync_weights()
+
+    def lose(reply: Reply) -> None:
+        server.version = "default"
+
+    server.next_reply = lambda number: (
+        lose if server.bodies[-1]["messages"][-1]["content"][-1]["text"].startswith("Question") else None
+    )
+    with pytest.raises(ServerError, match=r"lost the weights of this run 3 times while it sampled step 5"):
+        run.engine.generate(run.prompts, 5)
+
+
+@pytest.mark.parametrize("path", ["/update_weight_version", "/collective_rpc", *RESET])
+@pytest.mark.parametrize("times", [1, 99])
+def test_loading_that_is_cut_off_is_repeated_or_ends_the_run(
+    server: WeightServer, tmp_path: Path, path: str, times: int
+) -> None:
+    """Cut once: repeated. Always: an error, and the server's version is of no complete loading."""
+    run = Run(tmp_path, server)
+    run.engine.sync_weights()
+    run.update()
+    left = [times]
+
+    def cut(asked: str) -> Reply | None:
+        if asked != path or not left[0]:
+            return None
+        left[0] -= 1
+        return Reply({}, {}, silent=True)
+
+    server.before_control = cut
+    if times == 1:
+        run.engine.sync_weights()
+        run.assert_on_policy(1)
+        return
+    with pytest.raises(ServerError, match="broke off"):
+        run.engine.sync_weights()
+    found = Version.parse(server.version)
+    assert found is not None and found.updates != 1
+
+
+def test_a_server_that_restarts_while_it_loads_never_gets_the_version(server: WeightServer, tmp_path: Path) -> None:
+    """Before the caches are dropped, or right before the version is set."""
+    run = Run(tmp_path, server)
+    restarts = [2]
+
+    def restart(path: str) -> None:
+        if restarts[0] and path == RESET[-1]:
+            restarts[0] -= 1
+            server.restart()
+
+    server.before_control = restart  # type: ignore[assignment]
+    run.engine.sync_weights()
+    run.assert_on_policy(0)
+    assert server.controlled.count("/collective_rpc") == 3
+    restarts[0] = LOADING_ATTEMPTS
+    run.update()
+    with pytest.raises(ServerError, match=f"started again {LOADING_ATTEMPTS} times while it loaded"):
+        run.engine.sync_weights()
+
+
+def test_two_runs_on_one_server_end_by_name(server: WeightServer, tmp_path: Path) -> None:
+    first, second = Run(tmp_path / "a", server), Run(tmp_path / "b", server)
+    first.engine.sync_weights()
+    second.engine.sync_weights()
+    second.assert_on_policy(0)
+    with pytest.raises(ServerError, match=r"has weights of another run \(b-[0-9a-f]+\).*this run \(a-"):
+        first.engine.generate(first.prompts, 1)
+
+
+def test_questions_are_divided_over_replicas_which_all_follow(tmp_path: Path) -> None:
+    servers = [WeightServer(TINY) for _ in range(3)]
+    run = Run(tmp_path, *servers)
+    for step in range(2):
+        run.engine.sync_weights()
+        run.assert_on_policy(step)
+        run.update()
+    of_questions = [sum(map(is_question, server.bodies)) for server in servers]
+    assert sum(of_questions) == 8 and min(of_questions) >= 2
+    servers[1].models = {"data": [{"id": "other", "owned_by": "vllm"}]}
+    with pytest.raises(ServerError, match=r"The servers differ.*serves tiny.*other.*Start all servers of a run alike"):
+        Run(tmp_path, *servers)
+    for server in servers:
+        server.stop()
+
+
+def test_what_a_server_cannot_do_is_refused_before_the_run(server: WeightServer, tmp_path: Path) -> None:
+    server.schema = Reply({"paths": {"/collective_rpc": {}}}, {})
+    with pytest.raises(ServerError, match=r"lacks /reset_encoder_cache.*VLLM_SERVER_DEV_MODE=1.*weights=keep"):
+        Run(tmp_path, server)
+    server.models = {"data": [{"id": "tiny", "owned_by": "someone"}]}
+    with pytest.raises(ServerError, match=r"kind openai, which cannot load the weights.*weights=keep"):
+        Run(tmp_path, server)
+
+
+def test_a_folder_that_the_server_does_not_see_is_named(server: WeightServer, tmp_path: Path) -> None:
+    run = Run(tmp_path, server)
+    server.before_control = lambda path: (
+        Reply({"error": "Cannot find any model weights"}, {}, 500) if path == "/collective_rpc" else None
+    )
+    with pytest.raises(ServerError, match=r"did not load .*weights-0.*Cannot find any.*same path.*weights_folder"):
+        run.engine.sync_weights()
+
+
+def test_versions_are_read_as_they_are_written() -> None:
+    for updates in (None, 0, 12):
+        version = Version.new("my-run-1", updates)
+        assert Version.parse(str(version)) == version
+    assert Version.parse("default") is None and Version.parse("vlm_pg-a-1") is None

@@ -1,0 +1,380 @@
+"""The policy's weights on its servers: written to a folder, loaded by every server, proven by a probe.
+
+A server is sampled from only while it reports the version that was set after it had loaded the weights. The version
+ends in a random part that is new with every loading, so that a server which was started again, or loaded weights of
+another run, is noticed even if that happens while it samples.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from vlm_pg.distributed import RankLayout
+from vlm_pg.errors import ConfigError, ServerError
+from vlm_pg.http.client import run_until_stopped
+from vlm_pg.models.policy import Policy
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rollout.scoring import PolicyScorer
+from vlm_pg.rollout.server.client import ServerClient
+from vlm_pg.rollout.server.dialects import Kind, ServerInfo
+from vlm_pg.rollout.server.divergence import Divergence, divergence
+from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator
+from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import DecodedMedia, MediaRef, Prompt, ResponseGroup, Sample
+
+# Endpoints that loading weights takes. vLLM has them with VLLM_SERVER_DEV_MODE=1.
+ENDPOINTS: dict[Kind, frozenset[str]] = {
+    "vllm": frozenset(
+        ("/collective_rpc", "/update_weight_version", "/weight_info")
+        + ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
+    ),
+    "sglang": frozenset(("/update_weights_from_disk", "/model_info", "/flush_cache")),
+}
+# Of a server that is started again while it loads.
+LOADING_ATTEMPTS = 3
+# Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
+FP32_LIMIT, ROUNDED_LIMIT = 1e-7, 0.02
+PROBE_RESPONSES, PROBE_TOKENS, PROBE_SIDE = 4, 16, 4
+_VERSION = re.compile(r"vlm_pg-(?P<run>.+)-(?P<updates>\d+|loading)-[0-9a-f]+")
+
+
+class TrainedModel(Protocol):
+    """The policy in training, and how to write its weights (an ``Engine``)."""
+
+    policy: Policy
+    ranks: RankLayout
+
+    def save_weights(self, folder: Path) -> None:
+        """Write the weights; called on every rank."""
+
+    def gathered_parameters(self) -> AbstractContextManager[None]:
+        """Inside, each rank may call the policy on its own."""
+
+
+class Version(NamedTuple):
+    """Weights that a server has: of which run, after how many updates (None while they load), from which loading."""
+
+    run: str
+    updates: int | None
+    loading: str
+
+    @classmethod
+    def new(cls, run: str, updates: int | None) -> Version:
+        """Of weights that are loaded now."""
+        return cls(run, updates, secrets.token_hex(8))
+
+    @classmethod
+    def parse(cls, text: str) -> Version | None:
+        """None for the version of a server that loaded no weights of a run."""
+        found = _VERSION.fullmatch(text)
+        if found is None:
+            return None
+        updates = found["updates"]
+        return cls(found["run"], None if updates == "loading" else int(updates), text.rpartition("-")[2])
+
+    def __str__(self) -> str:
+        return f"vlm_pg-{self.run}-{'loading' if self.updates is None else self.updates}-{self.loading}"
+
+
+class PushedWeights:
+    """Keeps the servers at the policy's weights.
+
+    ``path``: the folder of the present ones, with the processor's files.
+
+    Args:
+        model: whose weights they are.
+        settings: of sampling; ``settings.server`` names the servers.
+        server: their kind.
+        seed: of the probe's requests.
+        should_stop: polled; True raises InterruptedError.
+        folder: for the weights; servers see it under the same path.
+        log: prints one line.
+
+    Raises:
+        ConfigError: weights that this kind of server cannot load.
+        ServerError: a server lacks an endpoint that loading takes.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        settings: RolloutSettings,
+        server: ServerInfo,
+        seed: int,
+        should_stop: Callable[[], bool],
+        folder: Path,
+        log: Callable[[str], None],
+    ):
+        self._model, self._server, self._folder, self._log = model, server, folder, log
+        self._settings, self._should_stop = settings.server, should_stop
+        _check_endpoints(server, settings)
+        if model.policy.settings.lora is not None:
+            raise ConfigError(
+                "rollout.engine is server with model.lora, and an adapter cannot be given to a server yet. Set "
+                "model.lora=null or rollout.engine=in_process."
+            )
+        # One that loads by name is told which weights to sample from with every request.
+        self._urls = () if server.loads_by_name else settings.server.urls
+        self._run = model.ranks.from_rank0(lambda: f"{_plain(folder.parent.name)}-{secrets.token_hex(4)}")
+        self._updates: int | None = None
+        self._probes = [Probe(model.policy, settings, server, url, seed, should_stop, log) for url in self._urls]
+        self._limit = settings.server.max_probe_divergence
+        if self._limit is None:
+            self._limit = FP32_LIMIT if model.policy.dtype == torch.float32 else ROUNDED_LIMIT
+        self._divergence = Divergence()
+
+    def sync(self) -> None:
+        """Write the present weights and load them into every server, unless they have them. All ranks call this.
+
+        Raises:
+            ServerError: a server does not load the weights, or does not sample from them afterwards.
+            OSError: the folder cannot be written.
+            InterruptedError: a stop was requested.
+        """
+        updates, ranks = self._model.policy.weights_version, self._model.ranks
+        if self._updates == updates:
+            return
+        problem = self._write(updates)
+        # Rank 0 alone loads them: the others wait for its result, and all raise the same error.
+        with self._model.gathered_parameters():
+            if ranks.is_rank0 and problem is None:
+                try:
+                    for number in range(len(self._probes)):
+                        self._load(number, updates)
+                except (ServerError, InterruptedError) as error:
+                    problem = error
+        problem = ranks.from_rank0(lambda: problem)
+        if problem is not None:
+            raise problem
+        before, self._updates = self._updates, updates
+        if ranks.is_rank0 and before is not None:
+            shutil.rmtree(self._path(before), ignore_errors=True)
+
+    def confirm(self) -> list[Version]:
+        """The version of every server, which is that of the present weights; a server without them loads them again.
+
+        Raises:
+            ServerError: another run has loaded its weights into a server; or as ``sync``.
+        """
+        assert self._updates is not None
+        found = self._versions()
+        for number, version in enumerate(found):
+            url = self._urls[number]
+            if version is not None and version.run != self._run:
+                raise ServerError(
+                    f"The server at {url} has weights of another run ({version.run}), which loaded them while this "
+                    f"run ({self._run}) sampled from it. Give every run servers of its own, and go on with "
+                    "run.resume=auto."
+                )
+            if version is None or version.updates != self._updates:
+                self._log(f"the server at {url} has lost the weights of this run: loading them again")
+                found[number] = self._load(number, self._updates)
+        return [version for version in found if version is not None]
+
+    def are_still(self, before: Sequence[Version]) -> bool:
+        """Whether every server has the weights from the same loading as ``before``."""
+        return self._versions() == list(before)
+
+    def take_divergence(self) -> Divergence:
+        """Of all probes since the last call."""
+        found, self._divergence = self._divergence, Divergence()
+        return found
+
+    @property
+    def path(self) -> Path:
+        assert self._updates is not None
+        return self._path(self._updates)
+
+    def _path(self, updates: int) -> Path:
+        return (self._folder / f"weights-{updates}").absolute()
+
+    def _write(self, updates: int) -> Exception | None:
+        """Write the weights under their final name once they are whole; why that failed."""
+        path, temporary = self._path(updates), self._folder / f".tmp-weights-{updates}"
+        is_rank0 = self._model.ranks.is_rank0
+        try:
+            if is_rank0:
+                shutil.rmtree(temporary, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            self._model.save_weights(temporary)
+            if is_rank0:
+                self._model.policy.processor.save_pretrained(temporary)
+                temporary.rename(path)
+        except (OSError, SafetensorError) as error:
+            return ServerError(
+                f"The weights for the server could not be written to {self._folder}: {error}. Make room there, or name "
+                "another folder that the server sees in rollout.server.weights_folder."
+            )
+        return None
+
+    def _load(self, number: int, updates: int) -> Version:
+        """Load the weights that are in the folder into one server; their version there, once the probe has passed."""
+        url = self._urls[number]
+        version = self._in_client(url, lambda client: self._load_weights(client, updates))
+        found = self._probes[number].compare(f"weights-{updates}")
+        self._divergence += found
+        assert self._limit is not None
+        if not found.tokens:
+            raise ServerError(
+                f"The server at {url} reports no log-probabilities, so whether it has loaded the weights of this run "
+                "is not known. Use a server that reports them, or rollout.engine=in_process."
+            )
+        if found.mean > self._limit:
+            raise ServerError(
+                f"The server at {url} was given the weights after {updates} updates and samples from others: its "
+                f"log-probabilities of {found.tokens} tokens of the probe differ from the trainer's by a KL of "
+                f"{found.mean:.3g} nats a token (largest difference {found.largest:.3g}), and "
+                f"rollout.server.max_probe_divergence allows {self._limit:g}. It must compute in the trainer's dtype "
+                "(--dtype), serve the same model and processor files, and load weights in place (docs/servers.md: "
+                "which vLLM was tested). run.resume=auto goes on from the last checkpoint."
+            )
+        return version
+
+    async def _load_weights(self, client: ServerClient, updates: int) -> Version:
+        path = str(self._path(updates))
+        for _ in range(LOADING_ATTEMPTS):
+            loading = Version.new(self._run, None)
+            version = Version.new(self._run, updates)
+            if self._server.kind == "sglang":
+                body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
+                answer = await client.control("/update_weights_from_disk", body)
+                if answer.get("success") is not True:
+                    raise ServerError(f"{client.url} did not load {path}: {client.excerpt(str(answer.get('message')))}")
+                await client.control("/flush_cache", {})
+                return version
+            await client.control("/update_weight_version", {"new_version": str(loading)})
+            try:
+                await client.control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+            except ServerError as error:
+                raise ServerError(
+                    f"It did not load {path}: {error} It must see this folder under the same path "
+                    "(rollout.server.weights_folder), and serve the model that is trained; its log says more."
+                ) from error
+            # They are filled from the old weights: keys and values, and the tower's output by the hash of its pixels.
+            for cache in ("prefix", "mm", "encoder"):
+                await client.control(f"/reset_{cache}_cache", {})
+            if await self._version(client) != loading:
+                continue  # it was started again meanwhile
+            try:
+                await client.control("/update_weight_version", {"new_version": str(version)}, once=True)
+            except ServerError:
+                continue
+            return version
+        raise ServerError(
+            f"It was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. Its log says why."
+        )
+
+    async def _version(self, client: ServerClient) -> Version | None:
+        path = "/model_info" if self._server.kind == "sglang" else "/weight_info"
+        return Version.parse(str((await client.control(path)).get("weight_version")))
+
+    def _versions(self) -> list[Version | None]:
+        return [self._in_client(url, self._version) for url in self._urls]
+
+    def _in_client(self, url: str, work: Callable[[ServerClient], Any]) -> Any:
+        async def run() -> Any:
+            log_once = lambda topic, line: self._log(line)  # noqa: E731
+            async with ServerClient(self._settings.of_url(url), self._log, log_once) as client:
+                return await work(client)
+
+        return run_until_stopped(run(), self._should_stop, STOPPED)
+
+
+class Probe:
+    """Rollouts of one fixed question with a picture, whose log-probabilities are compared with the policy's.
+
+    Sampled at temperature 1 without filters and penalties, where every server reports the same log-probabilities. The
+    picture is the same each time, so that features of an earlier tower in a server's cache are noticed.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        settings: RolloutSettings,
+        server: ServerInfo,
+        url: str,
+        seed: int,
+        should_stop: Callable[[], bool],
+        log: Callable[[str], None],
+    ):
+        plain = RolloutSettings(
+            engine="server",
+            num_generations=PROBE_RESPONSES,
+            max_new_tokens=PROBE_TOKENS,
+            server=settings.server.of_url(url),
+        )
+        self._prompt = _probe_prompt(policy)
+        messages = ChatMessages(policy, {})
+        self._generator = ServerGenerator(
+            policy, plain, seed, should_stop, messages, Path("unused"), log, server=server
+        )
+        self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)
+
+    def compare(self, step: str) -> Divergence:
+        """Of the rollouts under a key that seeds them.
+
+        Raises:
+            ServerError: the server gave no valid answer.
+        """
+        (answers,) = self._generator.generate([self._prompt], step)
+        self._generator.take_faults()
+        if isinstance(answers, Exception):
+            raise ServerError(f"The probe after loading weights got no valid answer. {answers}")
+        group = ResponseGroup(self._prompt, tuple(torch.tensor(answer.token_ids) for answer in answers))
+        (scores,) = self._scorer.score([group], 1.0)
+        return divergence([answer.logprobs for answer in answers], scores)
+
+
+def _probe_prompt(policy: Policy) -> Prompt:
+    """A question about a picture of noise of the least size that the processor leaves as it is."""
+    media: list[DecodedMedia] = []
+    if policy.family.reads_media:
+        factor = policy.pixel_factor
+        least = getattr(policy.processor.image_processor, "size", {}).get("shortest_edge", 0)
+        side = factor * max(PROBE_SIDE, int(np.ceil(np.sqrt(least) / factor)))
+        pixels = np.random.default_rng(0).integers(0, 256, (1, 3, side, side), dtype=np.uint8)
+        media.append(DecodedMedia("image", pixels, (0.0,), 0.0, "pillow"))
+    sample = Sample(
+        "probe",
+        "Describe the colours of this picture, from left to right, and count to twenty.",
+        tuple(MediaRef("image", "noise.png") for _ in media),
+        (),
+        "noise",
+        "free_form",
+        "probe",
+        "probe",
+    )
+    return PromptBuilder(policy.processor, PromptSettings(), policy.positions).build(sample, media)
+
+
+def _check_endpoints(server: ServerInfo, settings: RolloutSettings) -> None:
+    urls = ", ".join(settings.server.urls)
+    needed = frozenset[str]() if server.loads_by_name else ENDPOINTS.get(server.kind)
+    if needed is None:
+        raise ServerError(
+            f"The server at {urls} is of kind {server.kind}, which cannot load the weights of a run. Use vLLM, SGLang "
+            "or transformers serve; or set rollout.server.weights=keep to train on what its own weights sample."
+        )
+    if lacking := sorted(needed - server.paths):
+        how = " Start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 was tested)." if server.kind == "vllm" else ""
+        raise ServerError(
+            f"The server at {urls} ({server.kind}) lacks {', '.join(lacking)}, which loading the weights of a run "
+            f"takes.{how} Or set rollout.server.weights=keep to train on what the weights it has sample."
+        )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]", "_", name)[:40] or "run"
