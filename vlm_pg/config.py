@@ -277,11 +277,6 @@ def _algorithm_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, tr
             "that both log-probabilities it compares are the same ones. Set rollout.logprobs=recompute.",
         ),
         (
-            algorithm.importance_cap is not None and rollout.engine == "server",
-            "algorithm.importance_cap is set and rollout.engine is server, whose rollouts the trainer scores itself: "
-            "there is nothing to weigh. Set algorithm.importance_cap=null.",
-        ),
-        (
             algorithm.temporal_bonus > 0 and rollout.engine == "server",
             "algorithm.temporal_bonus is set and rollout.engine is server: a server reads the media file itself and "
             "cannot be shown its frames in another order. Set rollout.engine=in_process or algorithm.temporal_bonus=0.",

@@ -367,16 +367,58 @@ def test_several_updates_are_updates_one_after_the_other(train_vision: bool, log
         assert (got[name] - parameter).abs().max() < 1e-6, name
 
 
-def test_truncated_importance_weights_scale_each_tokens_term() -> None:
-    """Recorded half a nat too low: every token counts exp(0.5), held at the cap."""
-    gradients = []
-    for shift, cap in ((0.0, 2.0), (0.5, 2.0), (0.5, 1.2)):
-        policy = tiny_policy()
-        groups = recorded_anew(policy, make_groups(policy), shift)
-        algorithm = AlgorithmSettings(importance_cap=cap)
-        found = one_update(groups, policy, algorithm, logprobs="recompute")
-        gradients.append(found[1])
-        assert found[2]["importance_mean"] == pytest.approx(min(math.exp(shift), cap), rel=1e-5)
-    for name, plain in gradients[0].items():
-        assert (gradients[1][name] - math.exp(0.5) * plain).norm() <= 1e-4 * plain.norm() + 1e-9, name
-        assert (gradients[2][name] - 1.2 * plain).norm() <= 1e-4 * plain.norm() + 1e-9, name
+@pytest.mark.parametrize("budget", [10_000, 110], ids=["one pass", "several passes"])
+@pytest.mark.parametrize(
+    "level, mode, floor",
+    [
+        ("token", "truncate", None),
+        ("token", "mask", None),
+        ("sequence", "truncate", 0.7),
+        ("sequence", "mask", 0.7),
+        ("geometric", "reject", 0.7),
+    ],
+)
+def test_importance_weights_scale_the_terms_of_their_responses(
+    level: str, mode: str, floor: float | None, budget: int
+) -> None:
+    """The same update as with advantages times the factors: what is masked still counts in the denominator."""
+    cap, shifts = 1.5, (0.1, 0.5, -0.5)
+    policy = tiny_policy()
+    groups = [
+        replace(
+            g, rollouts=tuple(replace(r, rollout_logprobs=r.rollout_logprobs - s) for r, s in zip(g.rollouts, shifts))
+        )
+        for g in recorded_anew(policy, make_groups(policy), 0.0)
+    ]
+    counts, ratios, factors, scaled = [], [], [], []
+    for group in groups:
+        lengths = [len(rollout.token_ids) for rollout in group.rollouts]
+        of_group = [math.exp(s * (n if level == "sequence" else 1)) for n, s in zip(lengths, shifts)]
+        if mode == "truncate":
+            kept = [min(max(r, floor or 0.0), cap) for r in of_group]
+        else:
+            kept = [(r if mode == "mask" else 1.0) if (floor or 0.0) <= r <= cap else 0.0 for r in of_group]
+        scaled.append(replace(group, advantages=tuple(a * f for a, f in zip(group.advantages, kept, strict=True))))
+        counts, ratios, factors = counts + lengths, ratios + of_group, factors + kept
+    algorithm = AlgorithmSettings(
+        importance_cap=cap, importance_level=level, importance_mode=mode, importance_floor=floor
+    )
+    got = one_update(groups, policy, algorithm, budget, logprobs="recompute")
+    plain = one_update(scaled, tiny_policy(), AlgorithmSettings(), logprobs="recompute")
+    assert got[2]["loss"] == pytest.approx(plain[2]["loss"], rel=1e-4)
+    for name, gradient in plain[1].items():
+        assert (got[1][name] - gradient).norm() <= 1e-4 * gradient.norm() + 1e-9, name
+
+    def mean(values: list[float]) -> float:
+        return sum(n * value for n, value in zip(counts, values, strict=True)) / sum(counts)
+
+    expected = {
+        "importance_mean": mean(factors),
+        "importance_ess": mean(factors) ** 2 / mean([f**2 for f in factors]),
+        "importance_low": mean([float(r < (floor or 0.0)) for r in ratios]),
+        "importance_high": mean([float(r > cap) for r in ratios]),
+        "importance_min": min(ratios),
+        "importance_max": max(ratios),
+    }
+    found = {name: value for name, value in got[2].items() if name.startswith("importance_")}
+    assert found == pytest.approx(expected, rel=1e-4)

@@ -14,6 +14,8 @@ AdvantageScale = Literal["std", "batch", "whiten", "none"]
 # Statistics over the whole step; the others are those of one group, and may be made round by round.
 OF_STEP: tuple[AdvantageScale, ...] = ("batch", "whiten")
 RatioLevel = Literal["token", "sequence"]
+ImportanceLevel = Literal["token", "sequence", "geometric"]
+ImportanceMode = Literal["truncate", "mask", "reject"]
 LossAverage = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward", "token_reward"]
@@ -167,8 +169,21 @@ class AlgorithmSettings(Settings):
         gt=0.0,
         le=100.0,
         description="Multiply each token's loss by min(p_trainer / p_rollout, importance_cap), detached: truncated "
-        "importance sampling, which corrects for numerical differences between generation and training. Needs "
-        "rollout.logprobs=recompute.",
+        "importance sampling, which corrects for the mismatch between generation and training. importance_level and "
+        "importance_mode select other weights. null: off. Needs rollout.logprobs=recompute.",
+    )
+    importance_level: ImportanceLevel = Field(
+        default="token",
+        description="Ratio bounded by importance_cap. token: that of each token. sequence: product of the ratios of a "
+        "response's tokens. geometric: their geometric mean.",
+    )
+    importance_mode: ImportanceMode = Field(
+        default="truncate",
+        description="Weight of a token from its ratio r. truncate: r clipped to importance_floor and importance_cap "
+        "(TIS). mask: r between them, else 0 (MIS, IcePop). reject: 1 between them, else 0.",
+    )
+    importance_floor: float | None = Field(
+        default=None, gt=0.0, le=1.0, description="Lower bound of the ratio, see importance_mode. null: none."
     )
     kl_coef: float = Field(
         default=0.0,
@@ -293,9 +308,25 @@ def _untaken(key: str, arguments: dict[str, Any], name: str) -> list[str]:
 
 
 def _impossible_choices(algorithm: AlgorithmSettings) -> list[str]:
-    """See ``Settings.impossible``: bonuses, and which rollouts train."""
-    pruned = algorithm.prune_rate > 0
+    """See ``Settings.impossible``: bonuses, which rollouts train, and importance weights."""
+    pruned, cap, floor = algorithm.prune_rate > 0, algorithm.importance_cap, algorithm.importance_floor
+    unread = {
+        name: value
+        for name in ("importance_level", "importance_mode", "importance_floor")
+        if (value := getattr(algorithm, name)) != AlgorithmSettings.model_fields[name].default
+    }
     checks = (
+        (
+            cap is None and bool(unread),
+            f"algorithm.importance_cap is null, so that no importance weights are computed, and "
+            f"{', '.join(f'algorithm.{name} is {value}' for name, value in unread.items())}. Set "
+            "algorithm.importance_cap=2, or leave that out.",
+        ),
+        (
+            cap is not None and floor is not None and floor >= cap,
+            f"algorithm.importance_floor is {floor} and algorithm.importance_cap is {cap}; no ratio would be between "
+            "them. Set a floor below the cap.",
+        ),
         (
             algorithm.length_bonus_tokens[0] > algorithm.length_bonus_tokens[1],
             f"algorithm.length_bonus_tokens is {list(algorithm.length_bonus_tokens)}: the shortest is longer than the "

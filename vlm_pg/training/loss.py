@@ -27,7 +27,6 @@ from vlm_pg.types import RolloutGroup
 
 LOSS = Metric("loss", how="sum", chart=Chart("Loss", 10), over_updates="mean")
 ENTROPY = Metric("entropy", "nat per token", chart=ENTROPY_CHART)
-IMPORTANCE = Metric("importance_mean", "factor of a token's term")
 RESPONSE_TOKENS = Metric("response_tokens", "tokens", "sum")
 
 LogprobsSource = Literal["reuse", "recompute"]
@@ -118,8 +117,8 @@ class GroupLoss:
         importance = None
         if algorithm.importance_cap is not None:
             recorded = self._on_device([self.groups[group].rollouts[i].rollout_logprobs for group, i in rollouts])
-            importance = importance_weights(behaviour, recorded, algorithm.importance_cap, algorithm.log_ratio_clamp)
-            self.tally.add(IMPORTANCE, importance.sum(), len(logprobs))
+            importance, metrics = importance_weights(behaviour, recorded, lengths, algorithm)
+            self.tally.add_all(metrics, len(logprobs))
         return ResponseTokens(
             logprobs,
             behaviour,

@@ -13,6 +13,7 @@ import torch
 
 from vlm_pg.algorithms.losses import KL, response_token_weights
 from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.algorithms.tokens import IMPORTANCE, IMPORTANCE_ESS, IMPORTANCE_SQUARE
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import check_stop, forbid_stop, gather_objects, sum_over_ranks
@@ -223,6 +224,9 @@ def update_policy(
             f"The loss is {loss_sum}; the step was not taken and no checkpoint was written. Resume from the last "
             "checkpoint with a lower training.learning_rate, or look at the last rollouts for what went wrong."
         )
+    if IMPORTANCE_SQUARE in metrics:
+        square = metrics.pop(IMPORTANCE_SQUARE)
+        metrics[IMPORTANCE_ESS] = metrics[IMPORTANCE] ** 2 / square if square else 0.0
     forbid_stop()  # the weights of the step before are about to change
     grad_norm = engine.step(update.learning_rate)
     rates = engine.rates.of_parts(update.learning_rate)

@@ -328,22 +328,122 @@ def test_the_mean_is_held_and_not_its_terms() -> None:
 def test_lengths_that_do_not_fit_are_refused(lengths: list[int]) -> None:
     with pytest.raises(ValueError, match=r"for 4 tokens. Each must be at least 1 and their sum the number of tokens"):
         log_ratios(torch.zeros(4), torch.zeros(4), lengths, "token")
+    with pytest.raises(ValueError, match=r"Response lengths are"):
+        importance_weights(torch.zeros(4), torch.zeros(4), lengths, AlgorithmSettings(importance_cap=2.0))
 
 
+IMPORTANCE = list(product(["token", "sequence", "geometric"], ["truncate", "mask", "reject"], [None, 0.75]))
+
+
+def of_importance(level: str, mode: str, floor: float | None, **more: Any) -> AlgorithmSettings:
+    values = {"importance_level": level, "importance_mode": mode, "importance_floor": floor}
+    return AlgorithmSettings(**{"importance_cap": 1.5, **values, **more})
+
+
+def numpy_importance(difference: np.ndarray, lengths: list[int], level: str, clamp: float) -> np.ndarray:
+    """[R_total] ratios of trainer and rollout, response by response."""
+    ratios = []
+    for of_response in np.split(difference, np.cumsum(lengths)[:-1]):
+        exponents = {
+            "token": of_response,
+            "sequence": [of_response.sum()] * len(of_response),
+            "geometric": [of_response.mean()] * len(of_response),
+        }[level]
+        ratios += [math.exp(min(max(exponent, -clamp), clamp)) for exponent in exponents]
+    return np.array(ratios)
+
+
+@pytest.mark.parametrize(("level", "mode", "floor"), IMPORTANCE)
 @pytest.mark.parametrize("num_tokens", [1, 50])
-def test_importance_weights_equal_numpy(num_tokens: int) -> None:
+def test_importance_weights_equal_numpy(level: str, mode: str, floor: float | None, num_tokens: int) -> None:
     trainer, rollout, *_ = random_batch(1, num_tokens, spread=2.0)
-    weights = importance_weights(trainer, rollout, cap=2.0, clamp=1.0)
-    expected = np.minimum(np.exp(np.clip((trainer - rollout).numpy(), -1.0, 1.0)), 2.0)
-    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_importance_weights_carry_no_graph_and_stay_finite() -> None:
-    trainer = torch.tensor([1e4, -1e4, 0.0], requires_grad=True)
-    weights = importance_weights(trainer, torch.zeros(3), cap=100.0, clamp=20.0)
+    lengths = random_lengths(1, num_tokens)
+    settings = of_importance(level, mode, floor, log_ratio_clamp=1.0)
+    weights, metrics = importance_weights(trainer.requires_grad_(), rollout, lengths, settings)
+    ratios = numpy_importance((trainer.detach() - rollout).numpy(), lengths, level, 1.0)
+    low, high = ratios < (floor or 0.0), ratios > 1.5
+    if num_tokens > 1:
+        assert high.any() and low.any() == (floor is not None) and not (low | high).all()
+    if mode == "truncate":
+        expected = np.minimum(np.maximum(ratios, floor or 0.0), 1.5)
+    else:
+        expected = np.where(low | high, 0.0, ratios if mode == "mask" else 1.0)
+    np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-9)
     assert not weights.requires_grad
-    assert weights.tolist() == pytest.approx([100.0, math.exp(-20.0), 1.0])
-    assert importance_weights(trainer, torch.zeros(3), cap=0.5).tolist() == pytest.approx([0.5, math.exp(-20.0), 0.5])
+    assert {name: value.item() for name, value in metrics.items()} == pytest.approx(
+        {
+            "importance_mean": expected.sum(),
+            "importance_square": (expected**2).sum(),
+            "importance_low": low.sum(),
+            "importance_high": high.sum(),
+            "importance_min": ratios.min(),
+            "importance_max": ratios.max(),
+        }
+    )
+
+
+# Trainer less rollout, responses of 3, 2, 1 and 4 tokens; and what grpo_trainer.py of TRL 1.16.0 and
+# rollout_corr_helper.py of verl at 1dda039b make of it with the upper bound 1.5 (verl's rollout_rs: "1/1.5_1/0.75").
+MISMATCH = [0.25, 1.25, -0.5, 0.25, -1.75, 0.125, 0.0, 0.125, -0.25, 0.25]
+OF_TOOLKITS = {
+    # token_truncate; verl: rollout_is=token
+    ("token", "truncate", None): [
+        1.284025,
+        1.5,
+        0.606531,
+        1.284025,
+        0.173774,
+        1.133148,
+        1,
+        1.133148,
+        0.778801,
+        1.284025,
+    ],
+    ("token", "truncate", 0.75): [1.284025, 1.5, 0.75, 1.284025, 0.75, 1.133148, 1, 1.133148, 0.778801, 1.284025],
+    # token_mask; verl: rollout_is=token, "0.75_1.5"
+    ("token", "mask", None): [1.284025, 0, 0.606531, 1.284025, 0.173774, 1.133148, 1, 1.133148, 0.778801, 1.284025],
+    ("token", "mask", 0.75): [1.284025, 0, 0, 1.284025, 0, 1.133148, 1, 1.133148, 0.778801, 1.284025],
+    # sequence_truncate; verl: rollout_is=sequence
+    ("sequence", "truncate", None): [1.5] * 3 + [0.22313] * 2 + [1.133148] * 5,
+    ("sequence", "truncate", 0.75): [1.5] * 3 + [0.75] * 2 + [1.133148] * 5,
+    # sequence_mask; verl: rollout_is=sequence, "0.75_1.5"
+    ("sequence", "mask", None): [0] * 3 + [0.22313] * 2 + [1.133148] * 5,
+    ("sequence", "mask", 0.75): [0] * 3 + [0] * 2 + [1.133148] * 5,
+    # verl: rollout_rs=token_k1, seq_sum_k1, seq_mean_k1
+    ("token", "reject", 0.75): [1, 0, 0, 1, 0, 1, 1, 1, 1, 1],
+    ("sequence", "reject", 0.75): [0] * 5 + [1] * 5,
+    ("geometric", "reject", 0.75): [1] * 3 + [0] * 2 + [1] * 5,
+}
+
+
+@pytest.mark.parametrize(("level", "mode", "floor"), OF_TOOLKITS)
+def test_importance_weights_equal_those_of_trl_and_verl(level: str, mode: str, floor: float | None) -> None:
+    weights, _ = importance_weights(
+        torch.tensor(MISMATCH), torch.zeros(10), [3, 2, 1, 4], of_importance(level, mode, floor)
+    )
+    assert weights.tolist() == pytest.approx(OF_TOOLKITS[level, mode, floor], abs=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+def test_importance_weights_of_a_response_do_not_depend_on_the_others(level: str) -> None:
+    trainer, rollout, *_ = (tensor.float() for tensor in random_batch(3, 500))
+    settings = of_importance(level, "truncate", None)
+    whole, _ = importance_weights(trainer, rollout, [1, 299, 200], settings)
+    parts = [slice(0, 1), slice(1, 300), slice(300, 500)]
+    alone = [importance_weights(trainer[p], rollout[p], [p.stop - p.start], settings)[0] for p in parts]
+    assert torch.equal(whole, torch.cat(alone))
+
+
+def test_extreme_importance_ratios_stay_finite() -> None:
+    trainer, cap = torch.tensor([1e4, -1e4, 0.0, 15.0, 15.0]), {"importance_cap": 100.0}
+    weights, _ = importance_weights(trainer, torch.zeros(5), [1] * 5, AlgorithmSettings(**cap))
+    assert weights.tolist() == pytest.approx([100.0, math.exp(-20.0), 1.0, 100.0, 100.0])
+    weights, metrics = importance_weights(
+        trainer, torch.zeros(5), [1, 1, 1, 2], AlgorithmSettings(importance_level="sequence", **cap)
+    )
+    assert weights.tolist() == pytest.approx([100.0, math.exp(-20.0), 1.0, 100.0, 100.0])
+    extremes = [metrics[Metric(name)].item() for name in ("importance_min", "importance_max")]
+    assert extremes == pytest.approx([math.exp(-20.0), math.exp(20.0)])
 
 
 FORMULAS = {"k1": lambda d: d, "k2": lambda d: d**2 / 2, "k3": lambda d: np.exp(-d) - 1 + d}

@@ -211,10 +211,22 @@ DIVIDED = "rollout.divide_prefix=always training.sequence_parallel"
         ("algorithm.baseline=none", "algorithm.scale_advantages is std", "algorithm.scale_advantages=whiten"),
         ("algorithm.baseline=none algorithm.scale_advantages=batch", "is batch", "algorithm.scale_advantages=none"),
         ("algorithm.importance_cap=2 rollout.logprobs=reuse", "same ones.", "rollout.logprobs=recompute"),
+        (f"algorithm.importance_cap=2 {SERVER}", "same ones.", "rollout.logprobs=recompute"),
         (
-            f"algorithm.importance_cap=2 rollout.logprobs=recompute {SERVER}",
-            "nothing to w",
-            "algorithm.importance_cap=null",
+            "algorithm.importance_level=sequence algorithm.importance_mode=mask rollout.logprobs=recompute",
+            "algorithm.importance_cap is null, so that no importance weights are computed, and "
+            "algorithm.importance_level is sequence, algorithm.importance_mode is mask.",
+            "algorithm.importance_cap=2",
+        ),
+        (
+            "algorithm.importance_floor=0.5 rollout.logprobs=recompute",
+            "and algorithm.importance_floor is 0.5. Set",
+            "algorithm.importance_cap=2",
+        ),
+        (
+            "algorithm.importance_cap=0.5 algorithm.importance_floor=0.5 rollout.logprobs=recompute",
+            "no ratio would be between them.",
+            "algorithm.importance_floor=0.4",
         ),
         (f"algorithm.temporal_bonus=0.3 {SERVER}", "frames in another order.", "algorithm.temporal_bonus=0"),
         ("algorithm.loss=cispo algorithm.ratio_level=sequence", "is sequence", "algorithm.ratio_level=token"),
