@@ -33,6 +33,7 @@ ALWAYS_THERE = {
     "are_still.return_value": True,
     "take_divergence.return_value": Divergence(),
     "path": Path("unused"),
+    "adapter": None,
 }
 
 

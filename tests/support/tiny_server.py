@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from transformers.video_utils import VideoMetadata
 
 from tests.support.odd_server import OddServer, Reply
 from vlm_pg.models.loading import load_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import LoraSettings, ModelSettings
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
@@ -34,7 +37,7 @@ UNTRUSTED = ("media_io_kwargs", "mm_processor_kwargs")
 class TinyServer(OddServer):
     def __init__(self, model: Path):
         self._policy = load_policy(model, device="cpu")
-        self._policy_lock = threading.Lock()
+        self._policy_lock = threading.RLock()
         super().__init__()
 
     def reply(self, body: dict[str, Any]) -> Reply:
@@ -126,18 +129,20 @@ class WeightServer(TinyServer):
     """
 
     def __init__(self, model: Path):
-        self.loads, self.version = True, "default"
+        self.loads, self.version, self.adapters = True, "default", dict[str, Policy]()
         self.before_control: Callable[[str], Reply | None] = lambda path: None
         self.controlled: list[str] = []
         super().__init__(model)
         self._initial = model
         paths = ("/collective_rpc", "/update_weight_version", "/weight_info", *map("/reset_{}_cache".format, CACHES))
+        paths += ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
         self.schema = Reply({"paths": {path: {} for path in paths}}, {})
 
     def restart(self) -> None:
         """With the weights it was started with."""
         self._load(self._initial)
-        self.version = "default"
+        self.version, self.adapters = "default", {}
+        self._list()
 
     def control(self, path: str, body: dict[str, Any]) -> Reply:
         if path == "/openapi.json":
@@ -158,7 +163,31 @@ class WeightServer(TinyServer):
             if self.loads:
                 self._load(folder)
             return Reply({"results": [None]}, body)
+        if path == "/v1/load_lora_adapter":
+            folder = Path(body["lora_path"])
+            rank = json.loads((folder / "adapter_config.json").read_text())["r"]
+            settings = ModelSettings(path=str(folder), lora=LoraSettings(rank=rank))
+            self.adapters[body["lora_name"]] = load_policy(folder, device="cpu", settings=settings)
+            self._list()
+            return Reply({}, body, body=b"Success: LoRA adapter added")
+        if path == "/v1/unload_lora_adapter":
+            del self.adapters[body["lora_name"]]
+            self._list()
         return Reply({}, body, body=b"")
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        if body["model"] == "tiny":
+            return super().reply(body)
+        if body["model"] not in self.adapters:
+            return Reply({"error": {"message": f"The model {body['model']} does not exist."}}, body, 404)
+        with self._policy_lock:
+            base, self._policy = self._policy, self.adapters[body["model"]]
+            reply = super().reply(body)
+            self._policy = base
+        return reply
+
+    def _list(self) -> None:
+        self.models = {"data": [{"id": name, "owned_by": "vllm"} for name in ("tiny", *self.adapters)]}
 
     def _load(self, folder: Path) -> None:
         with self._policy_lock:

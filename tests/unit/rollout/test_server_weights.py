@@ -15,7 +15,7 @@ from tests.support.server_engines import Untrained, reported
 from tests.support.tiny_server import WeightServer
 from vlm_pg.errors import ServerError
 from vlm_pg.models.loading import load_policy
-from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.settings import LoraSettings, ModelSettings
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server import client
@@ -23,6 +23,7 @@ from vlm_pg.rollout.server.engine import PROBE_DIVERGENCE, PROBE_DIVERGENCE_MAX,
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.server.weights import LOADING_ATTEMPTS, Version
 from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.training.engines import trained_weights
 from vlm_pg.types import ResponseGroup, Sample
 
 TINY = Path(__file__).parents[3] / "assets" / "tiny-qwen2_5-vl"
@@ -50,8 +51,9 @@ def is_question(body: dict[str, Any]) -> bool:
 class Run:
     """An engine, and a policy whose weights can be changed."""
 
-    def __init__(self, folder: Path, *servers: WeightServer, **settings: Any):
-        trained = ModelSettings(path=str(TINY), train=("tower", "merger", "language"))
+    def __init__(self, folder: Path, *servers: WeightServer, lora: LoraSettings | None = None, **settings: Any):
+        parts: Any = {"train": ("tower", "merger", "language")} if lora is None else {"lora": lora}
+        trained = ModelSettings(path=str(TINY), **parts)
         self.policy, self.lines = load_policy(TINY, device="cpu", settings=trained), list[str]()
         url, *replicas = [server.url for server in servers]
         given = {"url": url, "replicas": replicas, "retries": 1, "wait_seconds": 5.0} | settings
@@ -70,13 +72,13 @@ class Run:
         )
 
     def update(self, seed: int = 0) -> None:
-        """Change all weights, the tower's too."""
+        """Change all trained weights."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for weight in self.policy.model.parameters():
-                weight.add_(
-                    0.3 * weight.std() * torch.randn(weight.shape, generator=generator) if weight.ndim > 1 else 0
-                )
+            for _, weight in trained_weights(self.policy):
+                if weight.ndim > 1:
+                    size = float(weight.std()) or 0.1
+                    weight.add_(0.3 * size * torch.randn(weight.shape, generator=generator))
         self.policy.weights_changed()
 
     def assert_on_policy(self, step: int) -> None:
@@ -260,6 +262,38 @@ def test_a_folder_that_the_server_does_not_see_is_named(server: WeightServer, tm
     )
     with pytest.raises(ServerError, match=r"did not load .*weights-0.*Cannot find any.*same path.*weights_folder"):
         run.engine.sync_weights()
+
+
+def test_an_adapter_alone_is_given_to_a_server(server: WeightServer, tmp_path: Path) -> None:
+    """Under a name of its own for each update; the one before is removed, and the base stays."""
+    run = Run(tmp_path, server, lora=LoraSettings(rank=2))
+    for step in range(3):
+        run.engine.sync_weights()
+        run.assert_on_policy(step)
+        (name,) = server.adapters
+        assert f"-{step}-" in name and run.engine._generator.model_name == name
+        run.update(step)
+    assert "/collective_rpc" not in server.controlled
+    (folder,) = (tmp_path / "weights").iterdir()
+    assert not (folder / "model.safetensors").exists() and (folder / "adapter_model.safetensors").is_file()
+
+
+def test_a_server_that_loses_its_adapter_while_it_samples_is_given_it_again(
+    server: WeightServer, tmp_path: Path
+) -> None:
+    """It refuses further requests for that name by status 404, which by itself would end the run."""
+    run = Run(tmp_path, server, lora=LoraSettings(rank=2), concurrency=1)
+    run.update()
+    run.engine.sync_weights()
+    seen: list[int] = []
+
+    def next_reply(number: int) -> Callable[[Reply], None] | None:
+        seen.append(number)
+        return (lambda reply: server.restart()) if len(seen) == 2 else None
+
+    server.next_reply = next_reply
+    run.assert_on_policy(1)
+    assert any("sampling again" in line for line in run.lines)
 
 
 def test_versions_are_read_as_they_are_written() -> None:

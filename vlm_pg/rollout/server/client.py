@@ -104,10 +104,11 @@ class ServerClient(Client):
         return self.json_object(response)
 
     async def control(self, path: str, body: dict[str, Any] | None = None, once: bool = False) -> dict[str, Any]:
-        """The JSON object of a GET, or of a POST of ``body``, to an endpoint that controls the server.
+        """The JSON object of a GET, or of a POST of ``body``, to an endpoint that controls the server; empty where the
+        response is none.
 
         Args:
-            path: after the host; an empty response counts as an empty object.
+            path: after the host.
             once: no retry and no waiting for a server that is away: it may have lost what the request builds on.
 
         Raises:
@@ -120,10 +121,11 @@ class ServerClient(Client):
                 raise ServerError(f"{path} failed: {self._named(outcome)}.")
             response = outcome
         else:
-            response = await self.response(f"{self.root}{path}", data, may_be_empty=True)
+            response = await self.response(f"{self.root}{path}", data, any_body=True)
         if response.status_code != 200:
             raise ServerError(f"{path} failed, {self._shown(response)}")
-        return self.json_object(response) if response.content else {}
+        value = json_of(response)
+        return value if isinstance(value, dict) else {}
 
     def json_object(self, response: httpx2.Response) -> dict[str, Any]:
         """The response's JSON object; ServerError for anything else."""
@@ -158,11 +160,11 @@ class ServerClient(Client):
     def _named(self, error: Exception) -> str:
         return self.without_key(": ".join(filter(None, (type(error).__name__, str(error)))))
 
-    async def response(self, url: str, data: bytes | None = None, may_be_empty: bool = False) -> httpx2.Response:
+    async def response(self, url: str, data: bytes | None = None, any_body: bool = False) -> httpx2.Response:
         """The response of any status to a GET, or to a POST of ``data``; a server that is away is waited for.
 
-        Retried after time-outs, broken connections and failures; a POST also after status 200 without an object, except
-        an empty one with ``may_be_empty``.
+        Retried after time-outs, broken connections and failures; a POST also after status 200 without a JSON object,
+        unless ``any_body``.
 
         Raises:
             ServerError: the request cannot be sent, broke off ``retries`` + 1 times, or the server stayed away for
@@ -172,7 +174,7 @@ class ServerClient(Client):
         def should_retry(outcome: Outcome) -> bool:
             if not isinstance(outcome, httpx2.Response) or _has_failed(outcome):
                 return True
-            if data is None or outcome.status_code != 200 or (may_be_empty and not outcome.content):
+            if data is None or outcome.status_code != 200 or any_body:
                 return False
             return not isinstance(json_of(outcome), dict)
 

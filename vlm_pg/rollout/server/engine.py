@@ -93,6 +93,8 @@ class ServerEngine:
         self._pushed.sync()
         if self.server.loads_by_name:
             self._generator.use_checkpoint(self._pushed.path)
+        elif self._pushed.adapter is not None:
+            self._generator.model_name = self._pushed.adapter
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
         """``num_generations`` rollouts of every prompt; none of one without valid answers (``take_faults``).
@@ -150,9 +152,15 @@ class ServerEngine:
             return self._generator.generate(prompts, step)
         for _ in range(RESTARTS_TO_STOP):
             before = self._pushed.confirm()
-            found = self._generator.generate(prompts, step)
-            if self._pushed.are_still(before):
-                return found
+            try:
+                found = self._generator.generate(prompts, step)
+            except ServerError:
+                # A server that was started again refuses requests for the adapter that it had.
+                if self._pushed.are_still(before):
+                    raise
+            else:
+                if self._pushed.are_still(before):
+                    return found
             self._generator.take_faults()
             self._log(f"step {step}: a server lost the weights of this run while it sampled; sampling again")
         raise ServerError(

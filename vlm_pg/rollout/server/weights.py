@@ -2,7 +2,8 @@
 
 A server is sampled from only while it reports the version that was set after it had loaded the weights. The version
 ends in a random part that is new with every loading, so that a server which was started again, or loaded weights of
-another run, is noticed even if that happens while it samples.
+another run, is noticed even if that happens while it samples. An adapter (LoRA) is loaded under its version as name,
+which requests then ask for.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 
 from vlm_pg.distributed import RankLayout
-from vlm_pg.errors import ConfigError, ServerError
+from vlm_pg.errors import ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
@@ -42,6 +43,8 @@ ENDPOINTS: dict[Kind, frozenset[str]] = {
     ),
     "sglang": frozenset(("/update_weights_from_disk", "/model_info", "/flush_cache")),
 }
+# And an adapter; vLLM has them with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
+ADAPTER_ENDPOINTS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 # Of a server that is started again while it loads.
 LOADING_ATTEMPTS = 3
 # Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
@@ -91,8 +94,6 @@ class Version(NamedTuple):
 class PushedWeights:
     """Keeps the servers at the policy's weights.
 
-    ``path``: the folder of the present ones, with the processor's files.
-
     Args:
         model: whose weights they are.
         settings: of sampling; ``settings.server`` names the servers.
@@ -103,8 +104,7 @@ class PushedWeights:
         log: prints one line.
 
     Raises:
-        ConfigError: weights that this kind of server cannot load.
-        ServerError: a server lacks an endpoint that loading takes.
+        ServerError: of a kind that cannot load weights (or an adapter), or without an endpoint that this takes.
     """
 
     def __init__(
@@ -119,12 +119,8 @@ class PushedWeights:
     ):
         self._model, self._server, self._folder, self._log = model, server, folder, log
         self._settings, self._should_stop = settings.server, should_stop
-        _check_endpoints(server, settings)
-        if model.policy.settings.lora is not None:
-            raise ConfigError(
-                "rollout.engine is server with model.lora, and an adapter cannot be given to a server yet. Set "
-                "model.lora=null or rollout.engine=in_process."
-            )
+        self._is_adapter = model.policy.settings.lora is not None
+        _check_endpoints(server, settings, self._is_adapter)
         # One that loads by name is told which weights to sample from with every request.
         self._urls = () if server.loads_by_name else settings.server.urls
         self._run = model.ranks.from_rank0(lambda: f"{_plain(folder.parent.name)}-{secrets.token_hex(4)}")
@@ -160,7 +156,7 @@ class PushedWeights:
             raise problem
         before, self._updates = self._updates, updates
         if ranks.is_rank0 and before is not None:
-            shutil.rmtree(self._path(before), ignore_errors=True)
+            self._drop(before)
 
     def confirm(self) -> list[Version]:
         """The version of every server, which is that of the present weights; a server without them loads them again.
@@ -183,6 +179,18 @@ class PushedWeights:
                 found[number] = self._load(number, self._updates)
         return [version for version in found if version is not None]
 
+    @property
+    def path(self) -> Path:
+        """Folder of the present weights, with the processor's files."""
+        assert self._updates is not None
+        return self._path(self._updates)
+
+    @property
+    def adapter(self) -> str | None:
+        """The name that requests ask for; None where whole weights are loaded."""
+        assert self._updates is not None
+        return str(self._adapter(self._updates)) if self._is_adapter else None
+
     def are_still(self, before: Sequence[Version]) -> bool:
         """Whether every server has the weights from the same loading as ``before``."""
         return self._versions() == list(before)
@@ -191,11 +199,6 @@ class PushedWeights:
         """Of all probes since the last call."""
         found, self._divergence = self._divergence, Divergence()
         return found
-
-    @property
-    def path(self) -> Path:
-        assert self._updates is not None
-        return self._path(self._updates)
 
     def _path(self, updates: int) -> Path:
         return (self._folder / f"weights-{updates}").absolute()
@@ -223,8 +226,9 @@ class PushedWeights:
     def _load(self, number: int, updates: int) -> Version:
         """Load the weights that are in the folder into one server; their version there, once the probe has passed."""
         url = self._urls[number]
-        version = self._in_client(url, lambda client: self._load_weights(client, updates))
-        found = self._probes[number].compare(f"weights-{updates}")
+        load = self._load_adapter if self._is_adapter else self._load_weights
+        version: Version = self._in_client(url, lambda client: load(client, updates))
+        found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
         self._divergence += found
         assert self._limit is not None
         if not found.tokens:
@@ -277,7 +281,31 @@ class PushedWeights:
             f"It was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. Its log says why."
         )
 
+    def _adapter(self, updates: int) -> Version:
+        """The name of an adapter never stands for others: no random part is needed to tell loadings apart."""
+        return Version(self._run, updates, "0")
+
+    async def _load_adapter(self, client: ServerClient, updates: int) -> Version:
+        version = self._adapter(updates)
+        if await self._version(client) != version:  # another process of the run may have loaded it
+            body = {"lora_name": str(version), "lora_path": str(self._path(updates))}
+            await client.control("/v1/load_lora_adapter", body)
+        return version
+
+    def _drop(self, updates: int) -> None:
+        """Remove weights that were replaced."""
+        shutil.rmtree(self._path(updates), ignore_errors=True)
+        body = {"lora_name": str(self._adapter(updates))}
+        for url in self._urls if self._is_adapter else ():
+            with suppress(ServerError):  # it was started again
+                self._in_client(url, lambda client: client.control("/v1/unload_lora_adapter", body, once=True))
+
     async def _version(self, client: ServerClient) -> Version | None:
+        if self._is_adapter:
+            listed = (await client.control("/v1/models")).get("data")
+            names = [str(entry.get("id")) for entry in listed or () if isinstance(entry, dict)]
+            found = [version for name in names if (version := Version.parse(name)) and version.run == self._run]
+            return max(found, default=None)
         path = "/model_info" if self._server.kind == "sglang" else "/weight_info"
         return Version.parse(str((await client.control(path)).get("weight_version")))
 
@@ -323,12 +351,13 @@ class Probe:
         )
         self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)
 
-    def compare(self, step: str) -> Divergence:
-        """Of the rollouts under a key that seeds them.
+    def compare(self, step: str, model_name: str | None = None) -> Divergence:
+        """Of the rollouts under a key that seeds them; ``model_name``: of an adapter, None for the server's model.
 
         Raises:
             ServerError: the server gave no valid answer.
         """
+        self._generator.model_name = model_name or self._generator.model_name
         (answers,) = self._generator.generate([self._prompt], step)
         self._generator.take_faults()
         if isinstance(answers, Exception):
@@ -360,19 +389,28 @@ def _probe_prompt(policy: Policy) -> Prompt:
     return PromptBuilder(policy.processor, PromptSettings(), policy.positions).build(sample, media)
 
 
-def _check_endpoints(server: ServerInfo, settings: RolloutSettings) -> None:
-    urls = ", ".join(settings.server.urls)
-    needed = frozenset[str]() if server.loads_by_name else ENDPOINTS.get(server.kind)
-    if needed is None:
+def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: bool) -> None:
+    """Raise ServerError for a server that cannot load weights, or an adapter."""
+    urls, kind = ", ".join(settings.server.urls), server.kind
+    if is_adapter and kind != "vllm":
         raise ServerError(
-            f"The server at {urls} is of kind {server.kind}, which cannot load the weights of a run. Use vLLM, SGLang "
-            "or transformers serve; or set rollout.server.weights=keep to train on what its own weights sample."
+            f"model.lora is set, and the server at {urls} is of kind {kind}, which is not known to load adapters. Use "
+            "vLLM, set model.lora=null, or rollout.engine=in_process."
         )
-    if lacking := sorted(needed - server.paths):
-        how = " Start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 was tested)." if server.kind == "vllm" else ""
+    if server.loads_by_name:
+        return
+    if kind not in ENDPOINTS:
         raise ServerError(
-            f"The server at {urls} ({server.kind}) lacks {', '.join(lacking)}, which loading the weights of a run "
-            f"takes.{how} Or set rollout.server.weights=keep to train on what the weights it has sample."
+            f"The server at {urls} is of kind {kind}, which cannot load the weights of a run. Use vLLM, SGLang or "
+            "transformers serve; or set rollout.server.weights=keep to train on what its own weights sample."
+        )
+    if lacking := sorted((ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]) - server.paths):
+        how = {"vllm": "Start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 was tested). ", "sglang": ""}
+        if is_adapter:
+            how["vllm"] = "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True (0.32 was tested). "
+        raise ServerError(
+            f"The server at {urls} ({kind}) lacks {', '.join(lacking)}, which loading the weights of a run takes. "
+            f"{how[kind]}Or set rollout.server.weights=keep to train on what the weights it has sample."
         )
 
 
