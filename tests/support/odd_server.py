@@ -1,7 +1,7 @@
 """A server of a few lines that samples, keeps a log of what it sampled, and answers as wrongly as a test sets it to.
 
-It speaks vLLM's words (with token ids) or plain OpenAI's (texts alone); both with log-probabilities. A reply is made right first and then
-handed to a misbehaviour, which may change anything of it.
+It speaks vLLM's words (with token ids) or plain OpenAI's (texts alone); both with log-probabilities. A reply is made
+right first and then handed to a misbehaviour, which may change anything of it.
 """
 
 from __future__ import annotations

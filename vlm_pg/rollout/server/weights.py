@@ -27,7 +27,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.client import ServerClient
+from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient
 from vlm_pg.rollout.server.dialects import Kind, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator
@@ -265,7 +265,7 @@ class PushedWeights:
             except ServerError as error:
                 raise ServerError(
                     f"It did not load {path}: {error} It must see this folder under the same path "
-                    "(rollout.server.weights_folder), and serve the model that is trained; its log says more."
+                    f"(rollout.server.weights_folder), and serve the trained model; its log says more. {RUN_GOES_ON}"
                 ) from error
             # They are filled from the old weights: keys and values, and the tower's output by the hash of its pixels.
             for cache in ("prefix", "mm", "encoder"):
@@ -278,7 +278,8 @@ class PushedWeights:
                 continue
             return version
         raise ServerError(
-            f"It was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. Its log says why."
+            f"It was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. Its log says why. "
+            f"{RUN_GOES_ON}"
         )
 
     def _adapter(self, updates: int) -> Version:
