@@ -24,10 +24,13 @@ from tests.support.groups import tiny_policy
 from tests.support.misbehaviours import bomb, wire, with_entries
 from tests.support.odd_server import OddServer, Reply
 from tests.support.server_engines import fault_or_error, is_about, policy, questions, reported, server_engine
+from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.distributed import SINGLE_RANK
 from vlm_pg.errors import ConfigError, SampleError, ServerError
 from vlm_pg.http.client import BoundedBody, UnreadableResponse, retry_after_seconds
+from vlm_pg.models.loading import make_policy
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import ModelSettings
 from vlm_pg.observe.console import Console
 from vlm_pg.observe.timeline import Timeline
 from vlm_pg.prompts.builder import PromptBuilder
@@ -81,6 +84,20 @@ def test_a_server_that_counts_positions_otherwise_is_named_once(
     found = [line for line in lines if "counts rotary positions by the rule qwen, this run by transformers" in line]
     assert len(found) == warned
     assert all("sample 'x' is sampled at other positions" in li and "Set model.positions=qwen" in li for li in found)
+
+
+@pytest.mark.parametrize(("owner", "head_dim", "warned"), [("vllm", 16, 1), ("vllm", 32, 0), ("someone", 16, 0)])
+def test_heads_that_vllm_cannot_compute_on_a_cpu_are_logged_before_the_run(
+    server: OddServer, owner: str, head_dim: int, warned: int
+) -> None:
+    owned_by(server, owner)
+    model = tiny_model("qwen2", head_dim=head_dim)
+    asking = make_policy(model, tiny_processor("qwen2"), ModelSettings(path="tiny"))
+    lines: list[str] = []
+    settings = server_engine(server).settings
+    ServerEngine(asking, settings, 7, lambda: False, ChatMessages(asking, {}), Path("unused"), lines.append)
+    found = [line for line in lines if "has a head size of 16; on a CPU vLLM supports 32, 64, 80, 96, 112, " in line]
+    assert len(found) == warned and not server.bodies
 
 
 def test_one_request_brings_a_group_that_the_policy_scores(server: OddServer) -> None:
@@ -328,7 +345,7 @@ def test_bodies_are_made_when_a_slot_is_free(server: OddServer, monkeypatch: pyt
 def test_unknown_weights_have_no_lag(server: OddServer) -> None:
     lines: list[str] = []
     assert server_engine(server, lines).lag_steps is None
-    assert "weights it was started with" in lines[0]
+    assert "weights it was started with" in lines[-1]
 
 
 def test_weights_that_were_trained_since_the_last_checkpoint_lag(
