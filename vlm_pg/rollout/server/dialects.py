@@ -19,6 +19,8 @@ Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
 # Rate of the video files sent to vLLM. Versions that ignore a file's rate assume this one.
 VLLM_FRAMES_PER_SECOND = 2
+# Head sizes of vLLM's attention on a CPU (0.32, v1/attention/backends/cpu_attn.py).
+VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Rule of rotary positions of each kind; other kinds' is unknown.
 POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
 # Kinds that report log-probabilities.

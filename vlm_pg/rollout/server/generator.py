@@ -28,6 +28,7 @@ from vlm_pg.rollout.server.answers import AnswerReader, Completion, parse_part, 
 from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
 from vlm_pg.rollout.server.dialects import (
     POSITION_RULES,
+    VLLM_CPU_HEAD_SIZES,
     ServerInfo,
     check_settings,
     extras,
@@ -126,6 +127,13 @@ class ServerGenerator:
             log(
                 f"the server at {settings.server.url} is of unknown kind and may ignore {', '.join(ignored)}, "
                 "which is not neutral (docs/servers.md)"
+            )
+        head_size = model.family.head_shape(model.model.config)[2]
+        if kind == "vllm" and head_size not in VLLM_CPU_HEAD_SIZES:
+            log(
+                f"the server at {settings.server.url} is vLLM, and this model has a head size of {head_size}; on a CPU "
+                f"vLLM supports {', '.join(map(str, VLLM_CPU_HEAD_SIZES))}, and its engine ends at the first request "
+                "of a model with another one (docs/servers.md)"
             )
 
     def use_checkpoint(self, checkpoint: str | Path) -> None:
