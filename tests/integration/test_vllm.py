@@ -187,7 +187,7 @@ def test_the_server_follows_20_steps(server: VllmServer, tmp_path: Path) -> None
 
 
 def test_greedy_runs_end_with_the_weights_of_our_own_engine(server: VllmServer, tmp_path: Path) -> None:
-    """Where both sample the most probable tokens, the reward itself is the advantage, and so gradients differ from 0."""
+    """Both sample the most probable tokens. The reward itself is the advantage, so that gradients differ from 0."""
     weights = []
     for engine in ("server", "in_process"):
         (folder := tmp_path / engine).mkdir()

@@ -23,12 +23,8 @@ import torch
 from tests.support.groups import tiny_policy
 from tests.support.misbehaviours import bomb, wire, with_entries
 from tests.support.odd_server import OddServer, Reply
-<<<<<<< HEAD
 from tests.support.server_engines import Untrained, fault_or_error, is_about, policy, questions, reported, server_engine
-=======
-from tests.support.server_engines import fault_or_error, is_about, policy, questions, reported, server_engine
 from tests.support.tiny import tiny_model, tiny_processor
->>>>>>> w-vllm
 from vlm_pg.distributed import SINGLE_RANK
 from vlm_pg.errors import ConfigError, SampleError, ServerError
 from vlm_pg.http.client import BoundedBody, UnreadableResponse, retry_after_seconds
@@ -91,9 +87,6 @@ def test_a_server_that_counts_positions_otherwise_is_named_once(
     assert all("sample 'x' is sampled at other positions" in li and "Set model.positions=qwen" in li for li in found)
 
 
-<<<<<<< HEAD
-def test_one_request_brings_a_group_with_the_servers_log_probabilities(server: OddServer) -> None:
-=======
 @pytest.mark.parametrize(("owner", "head_dim", "warned"), [("vllm", 16, 1), ("vllm", 32, 0), ("someone", 16, 0)])
 def test_heads_that_vllm_cannot_compute_on_a_cpu_are_logged_before_the_run(
     server: OddServer, owner: str, head_dim: int, warned: int
@@ -102,14 +95,13 @@ def test_heads_that_vllm_cannot_compute_on_a_cpu_are_logged_before_the_run(
     model = tiny_model("qwen2", head_dim=head_dim)
     asking = make_policy(model, tiny_processor("qwen2"), ModelSettings(path="tiny"))
     lines: list[str] = []
-    settings = server_engine(server).settings
-    ServerEngine(asking, settings, 7, lambda: False, ChatMessages(asking, {}), Path("unused"), lines.append)
+    settings = server_engine(server, weights="keep").settings
+    ServerEngine(Untrained(asking), settings, 7, lambda: False, ChatMessages(asking, {}), Path("unused"), lines.append)
     found = [line for line in lines if "has a head size of 16; on a CPU vLLM supports 32, 64, 80, 96, 112, " in line]
     assert len(found) == warned and not server.bodies
 
 
-def test_one_request_brings_a_group_that_the_policy_scores(server: OddServer) -> None:
->>>>>>> w-vllm
+def test_one_request_brings_a_group_with_the_servers_log_probabilities(server: OddServer) -> None:
     prompts, _, texts = questions()
     groups = server_engine(server).generate(prompts[:2], 3)
     assert [body["n"] for body in server.bodies] == [GENERATIONS] * 2
@@ -381,21 +373,8 @@ def test_bodies_are_made_when_a_slot_is_free(server: OddServer, monkeypatch: pyt
     assert made == [(0, False), (1, False)]
 
 
-<<<<<<< HEAD
 def test_transformers_serve_is_sent_the_folder_of_the_present_weights(server: OddServer, tmp_path: Path) -> None:
     """And no ``n``; it rules out turns, too. A request before the weights are there would name no model."""
-=======
-def test_unknown_weights_have_no_lag(server: OddServer) -> None:
-    lines: list[str] = []
-    assert server_engine(server, lines).lag_steps is None
-    assert "weights it was started with" in lines[-1]
-
-
-def test_weights_that_were_trained_since_the_last_checkpoint_lag(
-    server: OddServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """At ``transformers serve``, which is sent folders, and no ``n``; it rules out turns, too."""
->>>>>>> w-vllm
     server.exact = False
     server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
     engine = server_engine(server, home=tmp_path)
