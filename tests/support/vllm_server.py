@@ -42,7 +42,8 @@ def save_vllm_model(folder: Path, family: str, seed: int = 0, tied: bool = False
     """A random tiny model that vLLM serves on a CPU, as a checkpoint folder.
 
     ``tie_word_embeddings`` is false unless ``tied``: on a CPU vLLM keeps a packed copy of a tied output head, which
-    weight updates do not reach. Image and video processors normalize alike: vLLM uses the image processor's numbers for both.
+    weight updates do not reach. Image and video processors normalize alike: vLLM uses the image processor's numbers for
+    both.
     """
     tiny_model(family, seed=seed, text=_TEXT[family], vision=_VISION, tie_word_embeddings=tied).save_pretrained(folder)
     processor = tiny_processor(family)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -30,6 +31,7 @@ from vlm_pg.rollout.server.dialects import (
     POSITION_RULES,
     VLLM_CPU_HEAD_SIZES,
     ServerInfo,
+    cache_counts,
     check_settings,
     extras,
     media_fields,
@@ -121,6 +123,7 @@ class ServerGenerator:
         )
         self._takes_n = self.server.takes_n
         self._num_retried = self._invalid_in_a_row = 0
+        self._cache_counts = Counter[str]()
         self._faults: list[BadSample] = []
         ignored = [f"rollout.{name}" for name in extras(settings)] if kind == "openai" else []
         if ignored:
@@ -199,6 +202,23 @@ class ServerGenerator:
         """Number of invalid answers that were requested again since the last call."""
         self._num_retried, count = 0, self._num_retried
         return count
+
+    def take_cache_counts(self) -> Counter[str]:
+        """``cache_counts`` of all servers since the last call; empty for other kinds than vLLM."""
+        if self.server.kind != "vllm":
+            return Counter()
+
+        async def query(url: str) -> Counter[str]:
+            settings = self.settings.server.of_url(url)
+            async with ServerClient(settings, self._log, self.log_once, self._advice) as client:
+                return await cache_counts(client)
+
+        counts = Counter[str]()
+        for url in self.settings.server.urls:
+            counts.update(run_until_stopped(query(url), self._should_stop, STOPPED))
+        # A server that was started again counts from 0.
+        new, self._cache_counts = counts - self._cache_counts, counts
+        return new
 
     def log_once(self, topic: str, line: str) -> None:
         """Log the first line of a topic."""
