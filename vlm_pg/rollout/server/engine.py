@@ -3,6 +3,7 @@ evaluations."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -72,7 +73,10 @@ class ServerEngine:
         self._check = DivergenceCheck(urls, server.kind, settings, self._generator.log_once)
         self._pushed: PushedWeights | None = None
         if not keeps:
-            folder = Path(settings.server.weights_folder or run_folder / "weights")
+            folder = run_folder / "weights"
+            if settings.server.weights_folder is not None:
+                of_run = f"{run_folder.name}-{zlib.crc32(str(run_folder.absolute()).encode()):08x}"
+                folder = Path(settings.server.weights_folder) / of_run / "weights"
             self._pushed = PushedWeights(model, settings, server, seed, should_stop, folder, log)
         else:
             log(
