@@ -312,7 +312,7 @@ def test_a_server_that_loses_its_adapter_while_it_samples_is_given_it_again(
 def test_a_server_sleeps_while_the_trainer_updates(
     server: WeightServer, tmp_path: Path, lora: LoraSettings | None
 ) -> None:
-    """It gives up its weights, unless an adapter needs them, and has them again before the next step, updated or not."""
+    """It gives up its weights, unless an adapter needs them, and has them again before the next step in any case."""
     run = Run(tmp_path, server, lora=lora, sleep=True)
     for step in range(3):
         run.engine.sync_weights()
