@@ -239,7 +239,14 @@ class RolloutEngine:
     def take_faults(self) -> None:
         """None: every question has rollouts."""
 
-    def sync_weights(self) -> None:
+    def may_start(self, step: int) -> bool:
+        """False: it has no weights but those that train."""
+        return False
+
+    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+        raise NotImplementedError
+
+    def sync_weights(self, step: int) -> None:
         """Nothing to do: it samples with the policy itself."""
 
     def release_memory(self) -> None:

@@ -212,6 +212,13 @@ class RolloutSettings(Settings):
         description="Compare the log-probabilities of generation and training every N steps and log the difference; 0: "
         "never.",
     )
+    staleness: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="With engine=server: sample up to so many steps ahead while the trainer updates. A step's rollouts "
+        "come from weights that are at most so many updates old. 0: sampling and updates alternate.",
+    )
     server: ServerSettings = Field(default_factory=ServerSettings, description="The server, with engine=server.")
 
     @model_validator(mode="after")
@@ -234,6 +241,12 @@ class RolloutSettings(Settings):
             problems.append(
                 "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
                 "example rollout.server.url=http://127.0.0.1:8000/v1."
+            )
+        if self.staleness and (self.engine != "server" or self.server.weights == "keep" or self.server.sleep):
+            problems.append(
+                f"rollout.staleness is {self.staleness}: only a server can sample while the trainer updates, with "
+                "weights that are pushed to it, and without sleep. Set rollout.engine=server, "
+                "rollout.server.weights=push and rollout.server.sleep=false, or rollout.staleness=0."
             )
         if self.server.sleep and self.server.weights == "keep":
             problems.append(

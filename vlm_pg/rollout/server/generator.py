@@ -124,7 +124,6 @@ class ServerGenerator:
         self._takes_n = self.server.takes_n
         self._num_retried = self._invalid_in_a_row = 0
         self._cache_counts = Counter[str]()
-        self._faults: list[BadSample] = []
         ignored = [f"rollout.{name}" for name in extras(settings)] if kind == "openai" else []
         if ignored:
             log(
@@ -172,12 +171,11 @@ class ServerGenerator:
                 )
 
         found = run_until_stopped(all_groups(), self._should_stop, STOPPED)
-        for prompt, url, answer in zip(prompts, url_of, found, strict=True):
+        for url, answer in zip(url_of, found, strict=True):
             if not isinstance(answer, AnswerError):
                 self._invalid_in_a_row = 0
                 continue
             self._invalid_in_a_row += 1
-            self._faults.append(BadSample(prompt.sample_id, UNUSABLE, str(answer), url))
             if self._invalid_in_a_row >= MOST_IN_A_ROW:
                 # The count begins anew for a caller that catches this and retries.
                 count, self._invalid_in_a_row = self._invalid_in_a_row, 0
@@ -192,11 +190,6 @@ class ServerGenerator:
         """Raise SampleError for a prompt that the model, or this kind of server, does not support."""
         self.policy.check_length(prompt, self.settings.max_new_tokens)
         self.messages.check_video(prompt)
-
-    def take_faults(self) -> list[BadSample]:
-        """Questions without a valid answer since the last call, and why."""
-        found, self._faults = self._faults, []
-        return found
 
     def take_num_retried(self) -> int:
         """Number of invalid answers that were requested again since the last call."""
@@ -286,7 +279,7 @@ class ServerGenerator:
                     )
             answers = await gather_or_cancel(single(index, given[index]) for index in range(count))
         except AnswerError as error:
-            return AnswerError(f"Server {client.url}: {client.without_key(str(error))}")
+            return AnswerError(f"Server {client.url}: {client.without_key(str(error))}", client.url)
         self._check_different(client, prompt, answers, at_once)
         return answers
 
@@ -382,6 +375,15 @@ class ServerGenerator:
                 f"{theirs}, this run by {ours}: sample {prompt.sample_id!r} is sampled at other positions than it is "
                 f"trained at. Set model.positions={theirs}, or rollout.engine=in_process (docs/servers.md)",
             )
+
+
+def bad_samples(prompts: Sequence[Prompt], found: Sequence[list[Answer] | AnswerError]) -> list[BadSample]:
+    """Questions without a valid answer, and why."""
+    return [
+        BadSample(prompt.sample_id, UNUSABLE, str(error), error.url)
+        for prompt, error in zip(prompts, found, strict=True)
+        if isinstance(error, AnswerError)
+    ]
 
 
 def query_server(

@@ -212,6 +212,16 @@ class PushedWeights:
         return [version for version in found if version is not None]
 
     @property
+    def updates(self) -> int | None:
+        """Updates of the weights that the servers have; None before the first loading."""
+        return self._updates
+
+    def present(self) -> list[Version] | None:
+        """The versions of the servers; None if one has lost the weights."""
+        found = [version for version in self._versions() if version and version[:2] == (self._run, self._updates)]
+        return found if len(found) == len(self._urls) else None
+
+    @property
     def path(self) -> Path:
         """Folder of the present weights, with the processor's files."""
         assert self._updates is not None
@@ -416,7 +426,6 @@ class Probe:
         """
         self._generator.model_name = model_name or self._generator.model_name
         (answers,) = self._generator.generate([self._prompt], step)
-        self._generator.take_faults()
         if isinstance(answers, Exception):
             raise ServerError(f"The probe after loading weights got no valid answer. {answers}")
         group = ResponseGroup(self._prompt, tuple(torch.tensor(answer.token_ids) for answer in answers))
