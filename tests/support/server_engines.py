@@ -34,6 +34,7 @@ ALWAYS_THERE = {
     "take_divergence.return_value": Divergence(),
     "path": Path("unused"),
     "adapter": None,
+    "updates": None,
 }
 
 
