@@ -24,8 +24,8 @@ Relative paths, in config files too, are relative to the current directory.
 exit codes:
   0    done
   1    a bug (with its traceback); or `doctor` found that a required part is missing, or that a server does not
-       fit the trainer; or `verify` that sharing is not exact; or `plan` that the run does not fit into memory; or `check` that records cannot be used;
-       or `eval --like` that an answer is another one
+       fit the trainer; or `verify` that sharing is not exact; or `plan` that the run does not fit into memory; or
+       `check` that records cannot be used; or `eval --like` that an answer is another one
   2    something you can put right: a setting, a file, a model (one message, no traceback)
   75   another process of the run has gone or failed; one message says which
   130  stopped by Ctrl-C; `train` has written a checkpoint, from which run.resume=auto goes on (after SIGTERM and

@@ -216,7 +216,9 @@ def doctor(arguments: argparse.Namespace) -> int:
     config_path, model = arguments.config, arguments.model
     if arguments.server is None:
         if config_path or model or arguments.overrides or arguments.update:
-            raise ConfigError("CONFIG, --model, --update and KEY=VALUE go with --server URL. Give it, or leave them out.")
+            raise ConfigError(
+                "CONFIG, --model, --update and KEY=VALUE go with --server URL. Give it, or leave them out."
+            )
         return EXIT_OK if run_doctor() else EXIT_NOT_READY
     if (config_path is None) == (model is None):
         raise ConfigError("--server needs the model that is trained: give either CONFIG or --model PATH.")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,21 @@ from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator, query_serv
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.server.weights import FP32_LIMIT, ROUNDED_LIMIT, Probe, PushedWeights, probe_prompt
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import MediaKind, Prompt, ResponseGroup
+from vlm_pg.types import MediaKind, ResponseGroup
 
 TESTED_VLLM = "0.32"
 RESPONSE_TOKENS = 32
-# Standard deviation of the noise in changed weights, as a share of each weight's root mean square.
-NOISE, SMALLEST_SCALE = 0.2, 0.02
-SEED = 0
+# Standard deviation of the noise in changed weights: a share of each weight's root mean square; of one that is 0.
+NOISE, OF_ZERO = 0.1, 0.02
 KINDS: dict[str, MediaKind | None] = {"text": None, "image": "image", "video": "video"}
 ADVICE = "Then check again."
 SAME_MODEL = (
-    "Serve the checkpoint of model.path in the trainer's dtype (vLLM: --dtype float32 or bfloat16), not quantized; "
+    "Serve the checkpoint of model.path in the trainer's dtype (vLLM: --dtype float32 or bfloat16), not quantized. "
     "rollout.server.max_probe_divergence sets the limit."
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class LoadedModel:
     """A ``TrainedModel`` in one process, without optimizer."""
 
@@ -62,7 +61,7 @@ class LoadedModel:
 def check_server(
     model: ModelSettings, rollout: RolloutSettings, seed: int, run_dir: Path, update: bool
 ) -> Iterator[Finding]:
-    """All checks, each once it is made.
+    """All checks, each as soon as it is made.
 
     Args:
         model: loaded here from ``model.path``; the server should serve the same.
@@ -75,9 +74,8 @@ def check_server(
         ModelError: the model cannot be loaded here.
     """
     rollout = rollout.model_copy(update={"server": rollout.server.model_copy(update={"wait_seconds": 0.0})})
-    url, lines = rollout.server.url, list[str]()
     try:
-        server = query_server(rollout, _never, lines.append, ADVICE)
+        server = query_server(rollout, _never, lambda line: None, ADVICE)
         if not server.loads_by_name:
             server.check_model(rollout.server.model)
     except ServerError as error:
@@ -85,7 +83,7 @@ def check_server(
         yield Finding("other checks", "note", "skipped: they need the server")
         return
     served = ", ".join(map(server.shown, server.models)) or "the checkpoint that a request names"
-    yield Finding("server", "ok", f"{server.kind} at {url} serves {served}")
+    yield Finding("server", "ok", f"{server.kind} at {rollout.server.url} serves {served}")
     if server.kind == "vllm":
         yield _version(rollout)
     policy = load_policy(model.path, settings=model)
@@ -110,14 +108,10 @@ class Contract:
     ):
         self._policy, self._rollout, self._server, self._seed = policy, rollout, server, seed
         self._folder, self._update, self._lines = folder, update, list[str]()
-        rounded = FP32_LIMIT if policy.dtype == torch.float32 else ROUNDED_LIMIT
-        self._limit = rollout.server.max_probe_divergence or rounded
-        plain = RolloutSettings(
-            engine="server",
-            num_generations=rollout.num_generations,
-            max_new_tokens=RESPONSE_TOKENS,
-            server=rollout.server,
-        )
+        rounding = FP32_LIMIT if policy.dtype == torch.float32 else ROUNDED_LIMIT
+        self._limit = rollout.server.max_probe_divergence or rounding
+        count = rollout.num_generations
+        plain = RolloutSettings(num_generations=count, max_new_tokens=RESPONSE_TOKENS, server=rollout.server)
         messages, log = ChatMessages(policy, {}), self._lines.append
         self._generator = ServerGenerator(policy, plain, seed, _never, messages, folder / "served", log, ADVICE, server)
         if server.loads_by_name:
@@ -127,126 +121,140 @@ class Contract:
         self._found: dict[str, Divergence] = {}
 
     def findings(self) -> Iterator[Finding]:
-        kinds = [kind for kind in KINDS if kind == "text" or self._policy.family.reads_media]
-        if self._server.kind != "vllm" and "video" in kinds:
-            kinds.remove("video")
-            yield Finding("prompt: video", "note", "not tried", "Only vLLM reads videos with frames that are sampled.")
-        for kind in kinds:
+        """And what generator and probes log."""
+        for finding in self._checks():
+            yield finding
+            lines, self._lines[:] = list(self._lines), []
+            yield from (Finding("log", "note", line) for line in lines)
+
+    def _checks(self) -> Iterator[Finding]:
+        has_media = self._policy.family.reads_media
+        for kind in KINDS if has_media else ("text",):
             yield self._prompt(kind)
-            yield from self._logged()
-        yield self._positions()
+        ours, theirs = self._policy.settings.positions, POSITION_RULES.get(self._server.kind)
+        if theirs == ours or not has_media:
+            yield Finding("positions", "ok", f"rule {ours} on both sides")
+        else:
+            remedy = f"Only videos have other positions. Set model.positions={theirs or '... as the server does'}."
+            yield Finding("positions", "note", f"rule {ours} here, {theirs or 'unknown'} at the server", remedy)
         for kind, found in self._found.items():
             yield self._judged(f"logprobs: {kind}", found)
         if self._found:
             yield self._caches(list(self._found)[-1])
-            yield from self._logged()
-        for finding in self._updates():
-            yield finding
-            yield from self._logged()
+        yield from self._weight_update()
 
     def _prompt(self, kind: str) -> Finding:
-        """Sample from a prompt, which the server must read with the trainer's ids, and return the sampled ids."""
-        name, prompt = f"prompt: {kind}", probe_prompt(self._policy, KINDS[kind])
+        """A prompt, which the server must read with the trainer's ids; it must return the sampled ids."""
+        name = f"prompt: {kind}"
+        if kind == "video" and self._server.kind != "vllm":
+            return Finding(name, "note", "not tried", "Train on videos with vLLM: others sample their frames again.")
         try:
-            exact, self._found[kind] = self._sample(prompt, "contract")
+            count, exact, self._found[kind] = self._sample(kind, "contract")
         except (ServerError, SampleError) as error:
             return Finding(name, "failed", str(error))
         echo = self._generator.prompt_echo
-        same = {"ids": "token ids equal the trainer's", "length": "tokens, as many as here", "": "tokens here"}[echo]
-        sent = "the ids that were sampled" if exact else "text, which is tokenized again"
-        detail = f"{prompt.num_tokens} {same}; responses are {sent}"
+        same = {"ids": "token ids equal the trainer's", "length": "tokens as here", "": "tokens here, unknown there"}
+        detail = f"{count} {same[echo]}; responses with{'' if exact else 'out'} token ids"
         if echo and exact:
             return Finding(name, "ok", detail)
         if self._server.kind == "vllm":
-            remedy = f"vLLM {TESTED_VLLM} reports ids of prompt and responses (return_token_ids). Use it without a proxy."
-            return Finding(name, "failed", f"{detail}; the server reports no ids", remedy)
-        unknown = "" if echo else " What this server reads is not known."
-        return Finding(name, "note", detail, f"Other ids than the sampled ones are possible; vLLM returns them.{unknown}")
+            return Finding(name, "failed", detail, f"vLLM {TESTED_VLLM} returns all ids. Use it, without a proxy.")
+        return Finding(name, "note", detail, "Texts are tokenized again, to other ids at times. vLLM returns ids.")
 
-    def _sample(self, prompt: Prompt, step: str) -> tuple[bool, Divergence]:
-        """Whether the server returns token ids; the divergence of its log-probabilities from the policy's."""
+    def _sample(self, kind: str, step: str) -> tuple[int, bool, Divergence]:
+        """Tokens of the prompt, whether responses have token ids, divergence of the policy's log-probabilities.
+
+        Raises:
+            ServerError, SampleError: as ``ServerGenerator.generate``; AnswerError if there is no valid answer.
+        """
+        prompt = probe_prompt(self._policy, KINDS[kind])
         (answers,) = self._generator.generate([prompt], step)
         if isinstance(answers, AnswerError):
             raise answers
         group = ResponseGroup(prompt, tuple(torch.tensor(answer.token_ids) for answer in answers))
         (scores,) = self._scorer.score([group], 1.0)
-        return all(answer.exact for answer in answers), divergence([answer.logprobs for answer in answers], scores)
-
-    def _positions(self) -> Finding:
-        ours, theirs = self._policy.settings.positions, POSITION_RULES.get(self._server.kind)
-        if theirs == ours or not self._policy.family.reads_media:
-            return Finding("positions", "ok", f"rule {ours} on both sides")
-        if theirs is None:
-            remedy = "With videos, use a server of a known kind; images have the same positions by every rule."
-            return Finding("positions", "note", f"rule {ours} here; the server's is not known", remedy)
-        remedy = f"Set model.positions={theirs}; only videos have other positions."
-        return Finding("positions", "note", f"rule {ours} here, {theirs} at the server", remedy)
+        found = divergence([answer.logprobs for answer in answers], scores)
+        return prompt.num_tokens, all(answer.exact for answer in answers), found
 
     def _judged(self, name: str, found: Divergence, before: str = "") -> Finding:
-        """Log-probabilities of server and trainer within the limit."""
+        """Whether the log-probabilities of server and trainer are within the limit."""
         if not found.tokens:
-            reports = self._server.kind in REPORTING
-            remedy = "The server's policy is not known, and weight updates cannot be checked. Use one that reports them."
-            return Finding(name, "failed" if reports else "note", f"{before}no log-probabilities reported", remedy)
+            remedy = "Which policy samples is not known, nor whether it is updated. Use a server that reports them."
+            unknown = Finding(name, "note", f"{before}no log-probabilities reported", remedy)
+            return replace(unknown, status="failed") if self._server.kind in REPORTING else unknown
         detail = (
-            f"{before}KL {found.mean:.2g} nats per token over {found.tokens} tokens (limit {self._limit:g}), largest "
-            f"difference {found.largest:.2g}"
+            f"{before}KL {found.mean:.1e} nats per token (limit {self._limit:g}), largest difference "
+            f"{found.largest:.1e} of {found.tokens} tokens"
         )
         return Finding(name, "ok", detail) if found.mean <= self._limit else Finding(name, "failed", detail, SAME_MODEL)
 
     def _caches(self, kind: str) -> Finding:
-        """The same question again, of which the server has keys, values and features now."""
+        """The same prompt again, of which the server has keys, values and features now."""
         count = self._rollout.num_generations
         try:
-            _, found = self._sample(probe_prompt(self._policy, KINDS[kind]), "contract again")
+            found = self._sample(kind, "contract again")[-1]
         except ServerError as error:
             return Finding("caches", "failed", str(error))
         requests = "1 request" if self._generator.takes_n else f"{count} requests"
-        return self._judged("caches", found, f"{count} responses in {requests}, {kind} prompt repeated: ")
+        return self._judged("caches", found, f"{kind} prompt again, {count} responses in {requests}: ")
 
-    def _updates(self) -> Iterator[Finding]:
+    def _weight_update(self) -> Iterator[Finding]:
+        name, folder, log = "weight update", self._folder / "weights", self._lines.append
         if self._rollout.server.weights == "keep":
-            yield Finding("weight update", "note", "not needed with rollout.server.weights=keep")
+            yield Finding(name, "note", "none, with rollout.server.weights=keep")
             return
-        folder, log = self._folder / "weights", self._lines.append
         given = (self._rollout, self._server)
         try:
             pushed = PushedWeights(LoadedModel(self._policy), *given, self._seed, _never, folder, log)
         except ServerError as error:
-            yield Finding("weight update", "failed", str(error))
+            yield Finding(name, "failed", str(error))
             return
         if self._server.loads_by_name:
-            yield Finding("weight update", "ok", "requests name the folder of the run's weights")
+            yield Finding(name, "ok", "requests name the folder of the run's weights")
             return
         yield Finding("endpoints", "ok", "all that loading weights takes")
-        if not self._update or "text" not in self._found:
-            why = "the server has another model" if self._update else "it changes what the server samples from"
-            remedy = "" if self._update else "Add --update while no run uses the server. It ends with the model's weights."
-            yield Finding("weight update", "note", f"not tried: {why}", remedy)
-            return
-        probe = Probe(self._policy, *given, str(self._rollout.server.url), self._seed, _never, log)
-        same = self._load("load: same weights", pushed, probe)
+        if not self._update:
+            remedy = "Add --update while no run uses the server. It has the model's weights afterwards."
+            yield Finding(name, "note", "not tried: it changes what the server samples from", remedy)
+        elif "text" not in self._found:
+            yield Finding(name, "note", "not tried: the server has another model")
+        else:
+            probe = Probe(self._policy, *given, str(self._rollout.server.url), self._seed, _never, log)
+            yield from self._loads(pushed, probe)
+
+    def _loads(self, pushed: PushedWeights, probe: Probe) -> Iterator[Finding]:
+        """The policy's weights, changed ones, and the policy's again, whatever happens between."""
+        same, name = self._load("load: same weights", pushed, probe), "load: changed weights"
         yield same
         if same.status == "failed":
+            yield Finding(name, "note", "not tried")
             return
-        weights = [weight for weight in self._policy.model.parameters() if weight.is_floating_point()]
-        if self._policy.settings.lora is not None:
-            weights = [weight for weight in weights if weight.requires_grad]
+        is_adapter = self._policy.settings.lora is not None
+        weights = [
+            w for w in self._policy.model.parameters() if w.is_floating_point() and w.requires_grad >= is_adapter
+        ]
         originals = [weight.detach().to("cpu", copy=True) for weight in weights]
         try:
-            self._change(lambda: _add_noise(weights))
+            self._set(weights, _with_noise(weights))
             # Fills the server's caches from the weights before.
             apart = probe.compare("other weights", pushed.adapter).mean
-            changed = self._load("load: changed", pushed, probe, f"KL {apart:.2g} before, then ")
-            yield changed
+            changed = self._load(name, pushed, probe, f"KL {apart:.1e} before, then ")
             if changed.status == "ok" and apart <= 2 * self._limit:
-                yield Finding("load: changed", "note", "the change is too small to see whether they were loaded")
+                changed = replace(
+                    changed, status="note", remedy="So small a change does not show whether it is loaded."
+                )
+            yield changed
         except ServerError as error:
-            yield Finding("load: changed", "failed", str(error))
+            yield Finding(name, "failed", str(error))
         finally:
-            self._change(lambda: _copy(originals, weights))
-            last = self._load("load: model's own", pushed, probe)
+            self._set(weights, originals)
+            last = self._load("load: model's weights", pushed, probe)
+        if last.status == "failed":
+            last = replace(last, remedy="The server may still have changed weights. Start it again.")
         yield last
+        if pushed.adapter is not None:
+            with suppress(ServerError):
+                _control(self._rollout, "/v1/unload_lora_adapter", {"lora_name": pushed.adapter})
 
     def _load(self, name: str, pushed: PushedWeights, probe: Probe, before: str = "") -> Finding:
         """Load the policy's present weights, and probe twice: the second time, the server's caches are filled."""
@@ -260,28 +268,28 @@ class Contract:
             return Finding(name, "failed", str(error))
         return self._judged(name, found, f"{seconds:.1f} s; {before}")
 
-    def _change(self, change: Callable[[], None]) -> None:
-        with torch.no_grad():
-            change()
+    @torch.no_grad()
+    def _set(self, weights: Sequence[torch.Tensor], values: Iterator[torch.Tensor] | Sequence[torch.Tensor]) -> None:
+        for weight, value in zip(weights, values, strict=True):
+            weight.copy_(value)
         self._policy.weights_changed()
         # A frozen tower's features too.
         self._policy.vision.forget()
 
-    def _logged(self) -> Iterator[Finding]:
-        """What generator and probes logged since the last call."""
-        lines, self._lines[:] = list(self._lines), []
-        yield from (Finding("log", "note", line) for line in lines)
+
+def _with_noise(weights: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The same noise each time on one kind of device."""
+    generator = torch.Generator(weights[0].device).manual_seed(0)
+    for weight in weights:
+        scale = NOISE * float(weight.float().square().mean().sqrt()) or OF_ZERO
+        noise = torch.randn(weight.shape, generator=generator, device=weight.device, dtype=weight.dtype)
+        yield weight + scale * noise
 
 
 def _version(rollout: RolloutSettings) -> Finding:
-    async def query() -> dict[str, Any]:
-        async with ServerClient(rollout.server, lambda line: None, lambda topic, line: None, ADVICE) as client:
-            return await client.control("/version")
-
-    try:
-        version = run_until_stopped(query(), _never, STOPPED).get("version")
-    except ServerError:
-        version = None
+    version = None
+    with suppress(ServerError):
+        version = _control(rollout, "/version").get("version")
     remedy = f"vLLM {TESTED_VLLM} was tested (docs/servers.md)."
     if not isinstance(version, str):
         return Finding("vLLM version", "note", "not reported (GET /version)", remedy)
@@ -289,18 +297,12 @@ def _version(rollout: RolloutSettings) -> Finding:
     return Finding("vLLM version", "ok" if is_tested else "note", version, "" if is_tested else remedy)
 
 
-def _add_noise(weights: list[torch.nn.Parameter]) -> None:
-    """The same noise in every process on one kind of device."""
-    generator = torch.Generator(weights[0].device).manual_seed(SEED)
-    for weight in weights:
-        scale = NOISE * (float(weight.float().square().mean().sqrt()) or SMALLEST_SCALE)
-        noise = torch.randn(weight.shape, generator=generator, device=weight.device, dtype=weight.dtype)
-        weight.add_(scale * noise)
+def _control(rollout: RolloutSettings, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def request() -> dict[str, Any]:
+        async with ServerClient(rollout.server, lambda line: None, lambda topic, line: None, ADVICE) as client:
+            return await client.control(path, body)
 
-
-def _copy(originals: list[torch.Tensor], weights: list[torch.nn.Parameter]) -> None:
-    for original, weight in zip(originals, weights, strict=True):
-        weight.copy_(original)
+    return run_until_stopped(request(), _never, STOPPED)
 
 
 def _never() -> bool:

@@ -50,6 +50,9 @@ LOADING_ATTEMPTS = 3
 # Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
 FP32_LIMIT, ROUNDED_LIMIT = 1e-7, 0.02
 PROBE_RESPONSES, PROBE_TOKENS, PROBE_SIDE, PROBE_FRAMES = 4, 16, 4, 4
+PROBE_QUESTION = "Describe the colours of this picture, from left to right, and count to twenty."
+# More tokens than vLLM's blocks of keys and values (128 on a CPU): only whole ones are in its prefix cache.
+PROBE_REPEATED = 8
 _VERSION = re.compile(r"vlm_pg-(?P<run>.+)-(?P<updates>\d+|loading)-[0-9a-f]+")
 
 
@@ -382,7 +385,7 @@ def probe_prompt(policy: Policy, kind: MediaKind | None = "image") -> Prompt:
         media.append(DecodedMedia(kind, pixels, seconds, 0.0 if kind == "image" else VLLM_FRAMES_PER_SECOND, "noise"))
     sample = Sample(
         "probe",
-        "Describe the colours of this picture, from left to right, and count to twenty.",
+        " ".join([PROBE_QUESTION] * PROBE_REPEATED),
         tuple(MediaRef(item.kind, "noise") for item in media),
         (),
         "noise",
