@@ -213,11 +213,13 @@ class Contract:
             yield Finding(name, "ok", "requests name the folder of the run's weights")
             return
         yield Finding("endpoints", "ok", "all that loading weights takes")
+        text = self._found.get("text", Divergence())
         if not self._update:
             remedy = "Add --update while no run uses the server. It has the model's weights afterwards."
             yield Finding(name, "note", "not tried: it changes what the server samples from", remedy)
-        elif "text" not in self._found:
-            yield Finding(name, "note", "not tried: the server has another model")
+        elif not text.tokens or text.mean > max(self._limit, ROUNDED_LIMIT):
+            # They may be those of a run, or of a model of other shapes.
+            yield Finding(name, "note", "not tried: it would replace other weights than the model's", SAME_MODEL)
         else:
             probe = Probe(self._policy, *given, str(self._rollout.server.url), self._seed, _never, log)
             yield from self._loads(pushed, probe)
