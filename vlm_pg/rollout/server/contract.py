@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,11 +27,10 @@ from vlm_pg.rollout.server.dialects import POSITION_RULES, REPORTING, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator, query_server
 from vlm_pg.rollout.server.messages import ChatMessages
-from vlm_pg.rollout.server.weights import FP32_LIMIT, ROUNDED_LIMIT, Probe, PushedWeights, probe_prompt
+from vlm_pg.rollout.server.weights import FP32_LIMIT, ROUNDED_LIMIT, TESTED_VLLM, Probe, PushedWeights, probe_prompt
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import MediaKind, ResponseGroup
 
-TESTED_VLLM = "0.32"
 RESPONSE_TOKENS = 32
 # Standard deviation of the noise in changed weights: a share of each weight's root mean square; of one that is 0.
 NOISE, OF_ZERO = 0.1, 0.02
@@ -85,7 +83,8 @@ def check_server(
     served = ", ".join(map(server.shown, server.models)) or "the checkpoint that a request names"
     yield Finding("server", "ok", f"{server.kind} at {rollout.server.url} serves {served}")
     if server.kind == "vllm":
-        yield _version(rollout)
+        is_tested, remedy = str(server.version).startswith(TESTED_VLLM), f"vLLM {TESTED_VLLM} was tested."
+        yield Finding("vLLM version", "ok" if is_tested else "note", str(server.version), "" if is_tested else remedy)
     policy = load_policy(model.path, settings=model)
     folders = (Path(rollout.server.weights_folder or run_dir.parent), Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=next(path for path in folders if path.is_dir())) as folder:
@@ -240,6 +239,7 @@ class Contract:
             self._set(weights, _with_noise(weights))
             # Fills the server's caches from the weights before.
             apart = probe.compare("other weights", pushed.adapter).mean
+            pushed.sleep()
             changed = self._load(name, pushed, probe, f"KL {apart:.1e} before, then ")
             if changed.status == "ok" and apart <= 2 * self._limit:
                 changed = replace(
@@ -256,7 +256,11 @@ class Contract:
         yield last
         if pushed.adapter is not None:
             with suppress(ServerError):
-                _control(self._rollout, "/v1/unload_lora_adapter", {"lora_name": pushed.adapter})
+                run_until_stopped(self._unload(pushed.adapter), _never, STOPPED)
+
+    async def _unload(self, adapter: str) -> None:
+        async with ServerClient(self._rollout.server, self._lines.append, self._generator.log_once, ADVICE) as client:
+            await client.control("/v1/unload_lora_adapter", {"lora_name": adapter})
 
     def _load(self, name: str, pushed: PushedWeights, probe: Probe, before: str = "") -> Finding:
         """Load the policy's present weights, and probe twice: the second time, the server's caches are filled."""
@@ -286,25 +290,6 @@ def _with_noise(weights: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
         scale = NOISE * float(weight.float().square().mean().sqrt()) or OF_ZERO
         noise = torch.randn(weight.shape, generator=generator, device=weight.device, dtype=weight.dtype)
         yield weight + scale * noise
-
-
-def _version(rollout: RolloutSettings) -> Finding:
-    version = None
-    with suppress(ServerError):
-        version = _control(rollout, "/version").get("version")
-    remedy = f"vLLM {TESTED_VLLM} was tested (docs/servers.md)."
-    if not isinstance(version, str):
-        return Finding("vLLM version", "note", "not reported (GET /version)", remedy)
-    is_tested = version.startswith(f"{TESTED_VLLM}.")
-    return Finding("vLLM version", "ok" if is_tested else "note", version, "" if is_tested else remedy)
-
-
-def _control(rollout: RolloutSettings, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    async def request() -> dict[str, Any]:
-        async with ServerClient(rollout.server, lambda line: None, lambda topic, line: None, ADVICE) as client:
-            return await client.control(path, body)
-
-    return run_until_stopped(request(), _never, STOPPED)
 
 
 def _never() -> bool:

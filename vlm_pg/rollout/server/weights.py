@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from vlm_pg.distributed import RankLayout
+from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.client import ServerClient
+from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator
@@ -45,6 +45,8 @@ ENDPOINTS: dict[Kind, frozenset[str]] = {
 }
 # And an adapter; vLLM has them with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
 ADAPTER_ENDPOINTS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+SLEEP_ENDPOINTS = frozenset(("/sleep", "/wake_up"))
+TESTED_VLLM = "0.32"
 # Of a server that is started again while it loads.
 LOADING_ATTEMPTS = 3
 # Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
@@ -103,7 +105,7 @@ class PushedWeights:
         server: their kind.
         seed: of the probe's requests.
         should_stop: polled; True raises InterruptedError.
-        folder: for the weights; servers see it under the same path.
+        folder: of this run alone, for the weights; servers see it under the same path.
         log: prints one line.
 
     Raises:
@@ -120,14 +122,20 @@ class PushedWeights:
         folder: Path,
         log: Callable[[str], None],
     ):
-        self._model, self._server, self._folder, self._log = model, server, folder, log
+        self._model, self._server, self._folder, self._log = model, server, folder.absolute(), log
         self._settings, self._should_stop = settings.server, should_stop
         self._is_adapter = model.policy.settings.lora is not None
         _check_endpoints(server, settings, self._is_adapter)
+        if server.version is not None and not server.version.startswith(TESTED_VLLM):
+            log(
+                f"the server at {', '.join(settings.server.urls)} is vLLM {server.version}; loading weights was tested "
+                f"with {TESTED_VLLM}. The probe after each loading shows whether it works (docs/servers.md)"
+            )
         # One that loads by name is told which weights to sample from with every request.
         self._urls = () if server.loads_by_name else settings.server.urls
-        self._run = model.ranks.from_rank0(lambda: f"{_plain(folder.parent.name)}-{secrets.token_hex(4)}")
+        self._run = model.ranks.from_rank0(self._begin)
         self._updates: int | None = None
+        self._asleep = False
         self._probes = [Probe(model.policy, settings, server, url, seed, should_stop, log) for url in self._urls]
         self._limit = settings.server.max_probe_divergence
         if self._limit is None:
@@ -143,8 +151,10 @@ class PushedWeights:
             InterruptedError: a stop was requested.
         """
         updates, ranks = self._model.policy.weights_version, self._model.ranks
-        if self._updates == updates:
+        if self._updates == updates and not self._asleep:
             return
+        if self._asleep and self._model.policy.device.type == "cuda":
+            torch.cuda.empty_cache()  # the server's memory may be here
         problem = self._write(updates)
         # Rank 0 alone loads them: the others wait for its result, and all raise the same error.
         with self._model.gathered_parameters():
@@ -154,12 +164,34 @@ class PushedWeights:
                         self._load(number, updates)
                 except (ServerError, InterruptedError) as error:
                     problem = error
-        problem = ranks.from_rank0(lambda: problem)
-        if problem is not None:
-            raise problem
-        before, self._updates = self._updates, updates
-        if ranks.is_rank0 and before is not None:
+        self._raise_of_rank0(problem)
+        before, self._updates, self._asleep = self._updates, updates, False
+        if ranks.is_rank0 and before is not None and before != updates:
             self._drop(before)
+
+    def sleep(self) -> None:
+        """Let every server sleep until the next ``sync``, if that is set. All ranks call this.
+
+        Raises:
+            ServerError: a server does not.
+        """
+        if not self._settings.sleep:
+            return
+        barrier()  # another rank may still sample
+        # At level 2 weights are given up, at level 1 they wait in the host's memory: an adapter needs its base.
+        path, problem = f"/sleep?level={1 if self._is_adapter else 2}", None
+        if self._model.ranks.is_rank0:
+            try:
+                for url in self._urls:
+                    self._in_client(url, lambda client: client.control(path, {}))
+            except (ServerError, InterruptedError) as error:
+                problem = error
+        self._raise_of_rank0(problem)
+        self._asleep = True
+
+    def _raise_of_rank0(self, problem: Exception | None) -> None:
+        if (problem := self._model.ranks.from_rank0(lambda: problem)) is not None:
+            raise problem
 
     def confirm(self) -> list[Version]:
         """The version of every server, which is that of the present weights; a server without them loads them again.
@@ -204,7 +236,13 @@ class PushedWeights:
         return found
 
     def _path(self, updates: int) -> Path:
-        return (self._folder / f"weights-{updates}").absolute()
+        return self._folder / f"weights-{updates}"
+
+    def _begin(self) -> str:
+        """A name that no other run has; weights that an earlier run has left in the folder are removed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        name = re.sub(r"[^A-Za-z0-9_.]", "_", self._folder.parent.name)[:40] or "run"
+        return f"{name}-{secrets.token_hex(4)}"
 
     def _write(self, updates: int) -> Exception | None:
         """Write the weights under their final name once they are whole; why that failed."""
@@ -230,9 +268,18 @@ class PushedWeights:
         """Load the weights that are in the folder into one server; their version there, once the probe has passed."""
         url = self._urls[number]
         load = self._load_adapter if self._is_adapter else self._load_weights
-        version: Version = self._in_client(url, lambda client: load(client, updates))
-        found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
-        self._divergence += found
+        for _ in range(LOADING_ATTEMPTS):
+            version: Version = self._in_client(url, lambda client: load(client, updates))
+            found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
+            if self._in_client(url, self._version) == version:
+                self._divergence += found
+                self._judge(url, updates, found)
+                return version
+            self._log(f"the server at {url} was started again while it was probed: loading the weights again")
+        raise ServerError(self._restarted(url))
+
+    def _judge(self, url: str, updates: int, found: Divergence) -> None:
+        """Raise ServerError for a server whose log-probabilities are not those of the weights it was given."""
         assert self._limit is not None
         if not found.tokens:
             raise ServerError(
@@ -246,9 +293,15 @@ class PushedWeights:
                 f"{found.mean:.3g} nats a token (largest difference {found.largest:.3g}), and "
                 f"rollout.server.max_probe_divergence allows {self._limit:g}. It must compute in the trainer's dtype "
                 "(--dtype), serve the same model and processor files, and load weights in place (docs/servers.md: "
-                "which vLLM was tested). run.resume=auto goes on from the last checkpoint."
+                f"which vLLM was tested). {RUN_GOES_ON}"
             )
-        return version
+
+    @staticmethod
+    def _restarted(url: str) -> str:
+        return (
+            f"The server at {url} was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. "
+            f"Its log says why. {RUN_GOES_ON}"
+        )
 
     async def _load_weights(self, client: ServerClient, updates: int) -> Version:
         path = str(self._path(updates))
@@ -263,13 +316,17 @@ class PushedWeights:
                 await client.control("/flush_cache", {})
                 return version
             await client.control("/update_weight_version", {"new_version": str(loading)})
+            if self._asleep:
+                await client.control("/wake_up?tags=weights", {})
             try:
                 await client.control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
             except ServerError as error:
                 raise ServerError(
                     f"It did not load {path}: {error} It must see this folder under the same path "
-                    "(rollout.server.weights_folder), and serve the model that is trained; its log says more."
+                    f"(rollout.server.weights_folder), and serve the trained model; its log says more. {RUN_GOES_ON}"
                 ) from error
+            if self._asleep:
+                await client.control("/wake_up?tags=kv_cache", {})
             # They are filled from the old weights: keys and values, and the tower's output by the hash of its pixels.
             for cache in ("prefix", "mm", "encoder"):
                 await client.control(f"/reset_{cache}_cache", {})
@@ -280,9 +337,7 @@ class PushedWeights:
             except ServerError:
                 continue
             return version
-        raise ServerError(
-            f"It was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. Its log says why."
-        )
+        raise ServerError(self._restarted(client.url))
 
     def _adapter(self, updates: int) -> Version:
         """The name of an adapter never stands for others: no random part is needed to tell loadings apart."""
@@ -290,6 +345,8 @@ class PushedWeights:
 
     async def _load_adapter(self, client: ServerClient, updates: int) -> Version:
         version = self._adapter(updates)
+        if self._asleep:
+            await client.control("/wake_up", {})
         if await self._version(client) != version:  # another process of the run may have loaded it
             body = {"lora_name": str(version), "lora_path": str(self._path(updates))}
             await client.control("/v1/load_lora_adapter", body)
@@ -404,6 +461,11 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"model.lora is set, and the server at {urls} is of kind {kind}, which is not known to load adapters. Use "
             "vLLM, set model.lora=null, or rollout.engine=in_process."
         )
+    if settings.server.sleep and kind != "vllm":
+        raise ServerError(
+            f"rollout.server.sleep is set, and the server at {urls} is of kind {kind}; vLLM alone is known to sleep. "
+            "Use vLLM, or set rollout.server.sleep=false."
+        )
     if server.loads_by_name:
         return
     if kind not in ENDPOINTS:
@@ -411,7 +473,10 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"The server at {urls} is of kind {kind}, which cannot load the weights of a run. Use vLLM, SGLang or "
             "transformers serve; or set rollout.server.weights=keep to train on what its own weights sample."
         )
-    if lacking := sorted((ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]) - server.paths):
+    needed = ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]
+    if settings.server.sleep:
+        needed = needed | SLEEP_ENDPOINTS
+    if lacking := sorted(needed - server.paths):
         how = {"vllm": "Start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 was tested). ", "sglang": ""}
         if is_adapter:
             how["vllm"] = "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True (0.32 was tested). "
@@ -419,7 +484,3 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"The server at {urls} ({kind}) lacks {', '.join(lacking)}, which loading the weights of a run takes. "
             f"{how[kind]}Or set rollout.server.weights=keep to train on what the weights it has sample."
         )
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]", "_", name)[:40] or "run"
