@@ -121,7 +121,8 @@ class ServerGenerator:
             settings.min_new_tokens,
             needs_logprobs,
         )
-        self._takes_n = self.server.takes_n
+        # Whether one request still samples all rollouts of a group; and what the last answer said of its prompt.
+        self.takes_n, self.prompt_echo = self.server.takes_n, ""
         self._num_retried = self._invalid_in_a_row = 0
         self._cache_counts = Counter[str]()
         ignored = [f"rollout.{name}" for name in extras(settings)] if kind == "openai" else []
@@ -264,14 +265,14 @@ class ServerGenerator:
             assert result is not None
             raise result
 
-        at_once = self._takes_n and count > 1
+        at_once = self.takes_n and count > 1
         given: list[Answer | AnswerError | None] = [None] * count
         try:
             if at_once:
                 first = await all_choices()
                 given[: len(first)] = first
                 if len(first) < count:
-                    self._takes_n = False
+                    self.takes_n = False
                     self.log_once(
                         "n",
                         f"the server at {client.url} gave {len(first)} of {count} choices: from now on every rollout "
@@ -307,7 +308,7 @@ class ServerGenerator:
             )
         name = f"Sample {prompt.sample_id!r}: the answer to POST /chat/completions"
         completion = parse_part(Completion, response, name)
-        check_prompt_echo(prompt, response)
+        self.prompt_echo = check_prompt_echo(prompt, response)
         found: list[Answer | AnswerError] = []
         indices: set[int] = set()
         for choice in completion.choices:
@@ -348,7 +349,7 @@ class ServerGenerator:
             return
         line = f"all {len(answers)} responses to sample {prompt.sample_id!r} of the server at {client.url} are equal"
         if at_once and self.server.kind == "openai":
-            self._takes_n = False
+            self.takes_n = False
             self.log_once("equal at once", f"{line}: from now on every rollout is a request of its own")
         else:
             self.log_once("equal", f"{line}; if that happens often, it ignores the temperature or the seeds")

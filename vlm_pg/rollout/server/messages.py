@@ -12,7 +12,7 @@ import base64
 import io
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -247,8 +247,12 @@ def _video_url(frames: np.ndarray) -> str:
     return "data:video/avi;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> None:
-    """Raise ServerError if the server says it read another prompt: by its ids where it gives them, else its length."""
+def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> Literal["ids", "length", ""]:
+    """What the server reports of the prompt it read: its ids, else its length, else nothing.
+
+    Raises:
+        ServerError: it read another prompt.
+    """
     ours = prompt.num_tokens
     ids = answer.get("prompt_token_ids")
     theirs = len(ids) if ids else (answer.get("usage") or {}).get("prompt_tokens")
@@ -266,3 +270,4 @@ def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> None:
             f"Sample {prompt.sample_id!r}: token {index} of the prompt is {ids[index]} at the server and "
             f"{int(prompt.input_ids[index])} here. Serve the same model with the same chat template and processor."
         )
+    return "ids" if ids else "" if theirs is None else "length"

@@ -28,12 +28,12 @@ from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient
-from vlm_pg.rollout.server.dialects import Kind, ServerInfo
+from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import DecodedMedia, MediaRef, Prompt, ResponseGroup, Sample
+from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, ResponseGroup, Sample
 
 # Endpoints that loading weights takes. vLLM has them with VLLM_SERVER_DEV_MODE=1.
 ENDPOINTS: dict[Kind, frozenset[str]] = {
@@ -51,7 +51,10 @@ TESTED_VLLM = "0.32"
 LOADING_ATTEMPTS = 3
 # Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
 FP32_LIMIT, ROUNDED_LIMIT = 1e-7, 0.02
-PROBE_RESPONSES, PROBE_TOKENS, PROBE_SIDE = 4, 16, 4
+PROBE_RESPONSES, PROBE_TOKENS, PROBE_SIDE, PROBE_FRAMES = 4, 16, 4, 4
+PROBE_QUESTION = "Describe the colours of this picture, from left to right, and count to twenty."
+# More tokens than vLLM's blocks of keys and values (128 on a CPU): only whole ones are in its prefix cache.
+PROBE_REPEATED = 8
 _VERSION = re.compile(r"vlm_pg-(?P<run>.+)-(?P<updates>\d+|loading)-[0-9a-f]+")
 
 
@@ -411,7 +414,7 @@ class Probe:
             max_new_tokens=PROBE_TOKENS,
             server=settings.server.of_url(url),
         )
-        self._prompt = _probe_prompt(policy)
+        self._prompt = probe_prompt(policy)
         messages = ChatMessages(policy, {})
         self._generator = ServerGenerator(
             policy, plain, seed, should_stop, messages, Path("unused"), log, server=server
@@ -433,19 +436,23 @@ class Probe:
         return divergence([answer.logprobs for answer in answers], scores)
 
 
-def _probe_prompt(policy: Policy) -> Prompt:
-    """A question about a picture of noise of the least size that the processor leaves as it is."""
+def probe_prompt(policy: Policy, kind: MediaKind | None = "image") -> Prompt:
+    """A question about an image of noise, or a video of some frames, of the least size that the processor leaves as it
+    is; with ``kind=None``, or for a model that reads no media, about nothing."""
     media: list[DecodedMedia] = []
-    if policy.family.reads_media:
+    if policy.family.reads_media and kind is not None:
         factor = policy.pixel_factor
-        least = getattr(policy.processor.image_processor, "size", {}).get("shortest_edge", 0)
+        processor = policy.processor.image_processor if kind == "image" else policy.processor.video_processor
+        least = getattr(processor, "size", {}).get("shortest_edge", 0)
         side = factor * max(PROBE_SIDE, int(np.ceil(np.sqrt(least) / factor)))
-        pixels = np.random.default_rng(0).integers(0, 256, (1, 3, side, side), dtype=np.uint8)
-        media.append(DecodedMedia("image", pixels, (0.0,), 0.0, "pillow"))
+        frames = 1 if kind == "image" else PROBE_FRAMES
+        pixels = np.random.default_rng(0).integers(0, 256, (frames, 3, side, side), dtype=np.uint8)
+        seconds = tuple(index / VLLM_FRAMES_PER_SECOND for index in range(frames))
+        media.append(DecodedMedia(kind, pixels, seconds, 0.0 if kind == "image" else VLLM_FRAMES_PER_SECOND, "noise"))
     sample = Sample(
         "probe",
-        "Describe the colours of this picture, from left to right, and count to twenty.",
-        tuple(MediaRef("image", "noise.png") for _ in media),
+        " ".join([PROBE_QUESTION] * PROBE_REPEATED),
+        tuple(MediaRef(item.kind, "noise") for item in media),
         (),
         "noise",
         "free_form",
