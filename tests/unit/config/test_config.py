@@ -222,7 +222,11 @@ DIVIDED = "rollout.divide_prefix=always training.sequence_parallel"
         (f"rollout.staleness=1 {SERVER} algorithm.resample_rounds=2", "takes further questions", "rollout.staleness=0"),
         (f"rollout.staleness=1 {SERVER} algorithm.preset=cppo", "prune_fill", "algorithm.prune_fill=false"),
         (f"rollout.staleness=1 {SERVER} rollout.logprobs=recompute", "is recompute", "algorithm.importance_cap=2"),
-        (f"{SERVER} rollout.server.sleep=true rollout.server.weights=keep", "gives up its weights", "weights=push"),
+        (
+            f"{SERVER} rollout.server.sleep=true rollout.server.weights=keep",
+            "gives up its weights",
+            "rollout.server.weights=push",
+        ),
         (
             "algorithm.importance_level=sequence algorithm.importance_mode=mask rollout.logprobs=recompute",
             "algorithm.importance_cap is null, so that no importance weights are computed, and "
