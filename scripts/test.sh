@@ -3,6 +3,7 @@
 #
 #   --matrix [PATHS ...]        the long tests instead, in parts of an hour; repeat until complete (scripts/matrix.py)
 #   VLM_PG_MEDIA, VLM_PG_DATA   folders of real media and annotation files; tests that need them are skipped without
+#   VLM_PG_VLLM                 the executable of a vLLM (scripts/vllm_env.sh), for tests marked matrix; likewise
 set -euo pipefail
 
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -34,7 +34,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[OddServer]:
 
 @pytest.fixture
 def config(server: OddServer, tmp_path: Path) -> Path:
-    settings = {"url": server.url, "retries": 2, "wait_seconds": 0.0, "timeout_seconds": 30.0, "max_divergence": None}
+    settings = {"url": server.url, "retries": 2, "wait_seconds": 0.0, "timeout_seconds": 30.0}
+    settings |= {"max_divergence": None, "weights": "keep"}
     return short_run(
         tmp_path,
         rollout={"engine": "server", "num_generations": 4, "max_new_tokens": 16, "server": settings},
@@ -150,7 +151,7 @@ def test_no_string_of_a_server_ends_in_a_traceback_or_shows_the_key(
 
 def run_of_single_questions(server: OddServer, folder: Path, **sections: Any) -> Path:
     """Without retries a request is a question."""
-    settings = {"url": server.url, "retries": 0, "wait_seconds": 0.0, "max_divergence": None}
+    settings = {"url": server.url, "retries": 0, "wait_seconds": 0.0, "max_divergence": None, "weights": "keep"}
     rollout = {"engine": "server", "num_generations": 4, "max_new_tokens": 16, "server": settings}
     training = {"prompts_per_step": 1, "checkpoint_every": 0}
     return short_run(folder, rollout=rollout, training=training, **sections)

@@ -188,12 +188,11 @@ def test_a_run_survives_its_server(config: Path, server: Server) -> None:
     lines = read_lines(folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert any(line["grad_norm"] > 0 for line in lines)
-    assert all(line["rollout_lag_steps"] == 0 for line in lines)
     # The trainer scored these rollouts itself: there is nothing to compare.
     assert not any(name.startswith("mismatch/") for line in lines for name in line)
-    # The server loaded the weights of every step.
-    loaded = [name.rpartition("-")[0] for name in dict.fromkeys(server.requested_models())]
-    assert loaded == ["tiny-qwen2_5-vl", "step-000001", "step-000002"]
+    # The server loaded the weights of every step; those of the interrupted one under two names.
+    loaded = dict.fromkeys(name.rpartition("-")[0] for name in server.requested_models())
+    assert [*loaded] == ["weights-0", "weights-1", "weights-2"]
 
     # Tags survive, which the server's own template takes out.
     responses = [line["response"] for line in read_lines(folder / "rollouts.jsonl")]

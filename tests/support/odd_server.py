@@ -1,7 +1,7 @@
 """A server of a few lines that samples, keeps a log of what it sampled, and answers as wrongly as a test sets it to.
 
-It speaks vLLM's words (token ids, log-probabilities) or plain OpenAI's (texts). A reply is made right first and then
-handed to a misbehaviour, which may change anything of it.
+It speaks vLLM's words (with token ids) or plain OpenAI's (texts alone); both with log-probabilities. A reply is made
+right first and then handed to a misbehaviour, which may change anything of it.
 """
 
 from __future__ import annotations
@@ -139,15 +139,17 @@ class OddServer:
             ids = [*TOKENIZER(text, add_special_tokens=False)["input_ids"], END]
         self.log.add((question, tuple(ids)))
         self.sampled += 1
+        written = [
+            {"token": TOKENIZER.decode([token], skip_special_tokens=False), "logprob": -5.9, "top_logprobs": []}
+            for token in ids
+        ]
         choice: dict[str, Any] = {
             "index": index,
             "finish_reason": "stop",
             "message": {"role": "assistant", "content": text},
+            "logprobs": {"content": written},
         }
-        if self.exact:
-            written = [{"token": TOKENIZER.decode([token]), "logprob": -5.9, "top_logprobs": []} for token in ids]
-            choice |= {"token_ids": ids, "logprobs": {"content": written}, "stop_reason": None}
-        return choice
+        return choice | ({"token_ids": ids, "stop_reason": None} if self.exact else {})
 
     def send(self, handler: BaseHTTPRequestHandler, reply: Reply) -> None:
         if reply.wait_seconds:

@@ -62,7 +62,7 @@ class ServerSettings(Settings):
     weights_folder: str | None = Field(
         None,
         description="Folder for the weights that servers load, which they see under the same path (on one machine for "
-        "example below /dev/shm); default: served/ in the run's folder.",
+        "example below /dev/shm); default: weights/ in the run's folder.",
     )
     max_probe_divergence: float | None = Field(
         None,

@@ -229,3 +229,25 @@ def test_a_text_models_messages_are_strings() -> None:
         system, user = messages(prompt, kind)  # type: ignore[arg-type]
         assert system == {"role": "system", "content": "Be brief."}
         assert user["role"] == "user" and user["content"].startswith(words)
+
+
+@pytest.mark.parametrize("name", ["image_mean", "image_std"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_videos_that_vllm_would_normalize_otherwise_are_refused(family: str, name: str) -> None:
+    """vLLM uses the image processor's numbers for both; images alone do not depend on the video processor."""
+    policy = tiny_policy(family=family)
+    image, video = policy.processor.image_processor, policy.processor.video_processor
+    image.image_mean, image.image_std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    video.image_mean, video.image_std = [0.5, 0.5, 0.5], [0.5, 0.5, 0.5]
+    videos = build(policy, (medium(policy, "video", 4),))[1]
+    images = build(policy, (medium(policy, "image", 1),))[1]
+    videos.check_kind("vllm")
+    setattr(video, name, [0.5, 0.25, 0.5])
+    with pytest.raises(
+        ServerError,
+        match=rf"^1 of 1 samples have a video \(the first is 's'\).* video processor normalizes with .*{name} "
+        r"\[0\.5, 0\.25, 0\.5\].*, its image processor with image_mean \[0\.5, 0\.5, 0\.5\] and image_std "
+        r"\[0\.5, 0\.5, 0\.5\]\. vLLM .*\. Set the same image_mean and image_std .*rollout\.engine=in_process\.$",
+    ):
+        videos.check_kind("vllm")
+    images.check_kind("vllm")

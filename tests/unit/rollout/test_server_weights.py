@@ -103,7 +103,7 @@ def test_the_server_follows_every_update(server: WeightServer, tmp_path: Path) -
         found = Version.parse(server.version)
         assert found is not None and found.updates == step
         run.update(step)
-    changing = [path for path in server.controlled if path != "/weight_info"]
+    changing = [path for path in server.controlled if path not in ("/weight_info", "/metrics")]
     assert changing == ["/update_weight_version", "/collective_rpc", *RESET, "/update_weight_version"] * 3
     # Only the newest weights stay, for a server that is started again.
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["weights-2"]
@@ -294,6 +294,46 @@ def test_a_server_that_loses_its_adapter_while_it_samples_is_given_it_again(
     server.next_reply = next_reply
     run.assert_on_policy(1)
     assert any("sampling again" in line for line in run.lines)
+
+
+def test_a_restart_during_the_probe_is_no_other_weights(server: WeightServer, tmp_path: Path) -> None:
+    """Its responses come from the initial weights then, which alone would end the run."""
+    run = Run(tmp_path, server)
+    run.update()
+    left = [1]
+
+    def restart(number: int) -> Callable[[Reply], None] | None:
+        if left[0]:
+            left[0] -= 1
+            server.restart()
+            # This request was read by then; the next ones come from the initial weights.
+            return lambda reply: reply.value["choices"].clear()
+        return None
+
+    server.next_reply = restart
+    run.engine.sync_weights()
+    run.assert_on_policy(1)
+    assert any("started again while it was probed" in line for line in run.lines)
+
+
+def test_a_folder_that_cannot_be_written_is_named(server: WeightServer, tmp_path: Path) -> None:
+    (tmp_path / "full").write_text("")
+    run = Run(tmp_path, server, weights_folder=str(tmp_path / "full"))
+    with pytest.raises(ServerError, match=r"could not be written to .*full.*Not a directory.*weights_folder"):
+        run.engine.sync_weights()
+
+
+def test_runs_share_a_folder_for_weights(server: WeightServer, tmp_path: Path) -> None:
+    """Each in a part of its own, which it empties at its start."""
+    for name in ("a", "b", "a"):
+        run = Run(tmp_path / name, server, weights_folder=str(tmp_path / "shm"))
+        run.update()
+        run.engine.sync_weights()
+    kept = sorted(path.relative_to(tmp_path / "shm").parts for path in (tmp_path / "shm").glob("*/weights/*"))
+    assert [(first[:2], *rest) for first, *rest in kept] == [
+        ("a-", "weights", "weights-1"),
+        ("b-", "weights", "weights-1"),
+    ]
 
 
 def test_versions_are_read_as_they_are_written() -> None:

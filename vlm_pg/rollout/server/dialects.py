@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,6 +21,8 @@ Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
 # Rate of the video files sent to vLLM. Versions that ignore a file's rate assume this one.
 VLLM_FRAMES_PER_SECOND = 2
+# Head sizes of vLLM's attention on a CPU (0.32, v1/attention/backends/cpu_attn.py).
+VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Rule of rotary positions of each kind; other kinds' is unknown.
 POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
 # Kinds that report log-probabilities.
@@ -35,6 +39,7 @@ NEUTRAL_IN_TRANSFORMERS: dict[str, Any] = {
     "num_return_sequences": 1,
 }
 _LISTED = 8
+_CACHE_COUNT = re.compile(r"(?m)^vllm:((?:prefix|mm)_cache_(?:queries|hits))_total\{[^}]*\} ([0-9.e+]+)$")
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,19 @@ async def recognize(client: ServerClient) -> ServerInfo:
     owner = entries[0].owned_by
     kind: Kind = "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
     return ServerInfo(kind, tuple(entry.id for entry in entries), client.key, paths)
+
+
+async def cache_counts(client: ServerClient) -> Counter[str]:
+    """Queries and hits of vLLM's caches since its start, by their names in its metrics; empty without metrics.
+
+    Of the prefix cache in prompt tokens, of the multimodal cache in media.
+    """
+    response = await client.response(f"{client.root}/metrics")
+    found = _CACHE_COUNT.findall(response.text) if response.status_code == 200 else []
+    counts = Counter[str]()
+    for name, value in found:
+        counts[name] += int(float(value))
+    return counts
 
 
 def check_settings(kind: Kind, settings: RolloutSettings) -> None:

@@ -3,6 +3,7 @@ evaluations."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -26,6 +27,8 @@ DIVERGENCE = Metric("server_divergence", "nat per token")
 DIVERGENCE_MAX = Metric("server_divergence_max", "nat", "largest")
 PROBE_DIVERGENCE = Metric("server_probe_divergence", "nat per token")
 PROBE_DIVERGENCE_MAX = Metric("server_probe_divergence_max", "nat", "largest")
+PREFIX_HITS = Metric("server_prefix_cache_hits", "share of prompt tokens")
+MEDIA_HITS = Metric("server_media_cache_hits", "share of media")
 
 # Of a server that is started again within one step's sampling.
 RESTARTS_TO_STOP = 3
@@ -70,7 +73,10 @@ class ServerEngine:
         self._check = DivergenceCheck(urls, server.kind, settings, self._generator.log_once)
         self._pushed: PushedWeights | None = None
         if not keeps:
-            folder = Path(settings.server.weights_folder or run_folder / "weights")
+            folder = run_folder / "weights"
+            if settings.server.weights_folder is not None:
+                of_run = f"{run_folder.name}-{zlib.crc32(str(run_folder.absolute()).encode()):08x}"
+                folder = Path(settings.server.weights_folder) / of_run / "weights"
             self._pushed = PushedWeights(model, settings, server, seed, should_stop, folder, log)
         else:
             log(
@@ -173,8 +179,13 @@ class ServerEngine:
         return self._generator.take_faults()
 
     def report(self, tally: Tally) -> None:
-        """Add the number of repeated requests, and the divergence of log-probabilities: of rollouts and of probes."""
+        """Add the number of repeated requests, hits of vLLM's caches, and the divergence of log-probabilities: of
+        rollouts and of probes."""
         tally.add(RETRIED, self._generator.take_num_retried())
+        counts = self._generator.take_cache_counts()
+        for metric, cache in ((PREFIX_HITS, "prefix"), (MEDIA_HITS, "mm")):
+            if queries := counts[f"{cache}_cache_queries"]:
+                tally.add(metric, counts[f"{cache}_cache_hits"], queries)
         found = self._check.take()
         if found.tokens:
             tally.add(DIVERGENCE, found.kl, found.tokens)

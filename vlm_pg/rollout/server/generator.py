@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -28,7 +29,9 @@ from vlm_pg.rollout.server.answers import AnswerReader, Completion, parse_part, 
 from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
 from vlm_pg.rollout.server.dialects import (
     POSITION_RULES,
+    VLLM_CPU_HEAD_SIZES,
     ServerInfo,
+    cache_counts,
     check_settings,
     media_fields,
     recognize,
@@ -119,12 +122,20 @@ class ServerGenerator:
         )
         self._takes_n = self.server.takes_n
         self._num_retried = self._invalid_in_a_row = 0
+        self._cache_counts = Counter[str]()
         self._faults: list[BadSample] = []
         ignored = [f"rollout.{name}" for name in settings.extras] if kind == "openai" else []
         if ignored:
             log(
                 f"the server at {settings.server.url} is of unknown kind and may ignore {', '.join(ignored)}, "
                 "which is not neutral (docs/servers.md)"
+            )
+        head_size = model.family.head_shape(model.model.config)[2]
+        if kind == "vllm" and head_size not in VLLM_CPU_HEAD_SIZES:
+            log(
+                f"the server at {settings.server.url} is vLLM, and this model has a head size of {head_size}; on a CPU "
+                f"vLLM supports {', '.join(map(str, VLLM_CPU_HEAD_SIZES))}, and its engine ends at the first request "
+                "of a model with another one (docs/servers.md)"
             )
 
     def use_checkpoint(self, checkpoint: str | Path) -> None:
@@ -190,6 +201,23 @@ class ServerGenerator:
         """Number of invalid answers that were requested again since the last call."""
         self._num_retried, count = 0, self._num_retried
         return count
+
+    def take_cache_counts(self) -> Counter[str]:
+        """``cache_counts`` of all servers since the last call; empty for other kinds than vLLM."""
+        if self.server.kind != "vllm":
+            return Counter()
+
+        async def query(url: str) -> Counter[str]:
+            settings = self.settings.server.of_url(url)
+            async with ServerClient(settings, self._log, self.log_once, self._advice) as client:
+                return await cache_counts(client)
+
+        counts = Counter[str]()
+        for url in self.settings.server.urls:
+            counts.update(run_until_stopped(query(url), self._should_stop, STOPPED))
+        # A server that was started again counts from 0.
+        new, self._cache_counts = counts - self._cache_counts, counts
+        return new
 
     def log_once(self, topic: str, line: str) -> None:
         """Log the first line of a topic."""

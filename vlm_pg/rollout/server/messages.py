@@ -51,7 +51,11 @@ class ChatMessages:
         self._policy, self._samples, self._answer_prefix = policy, samples, answer_prefix
 
     def check_kind(self, kind: Kind) -> None:
-        """Raise ServerError for videos and answer prefixes that this kind of server does not support."""
+        """Raise ServerError for videos and answer prefixes that this kind of server does not support.
+
+        vLLM normalizes frames and images alike on the device, by the image processor's values (its
+        ``mm_device_do_normalize``, default for Qwen-VL).
+        """
         if self._answer_prefix and kind not in CONTINUING:
             raise ServerError(
                 f"Answers are to begin with {self._answer_prefix!r}, and this server is of kind {kind}: vLLM and "
@@ -65,6 +69,20 @@ class ChatMessages:
                 f"that are sampled already can be given to vLLM alone; this server is of kind {kind}. Use images, "
                 "vLLM, or rollout.engine=in_process."
             )
+        if videos and self._policy.family.reads_media:
+            processor = self._policy.processor
+            image, video = (
+                {"image_mean": [*one.image_mean], "image_std": [*one.image_std]}
+                for one in (processor.image_processor, processor.video_processor)
+            )
+            if image != video:
+                raise ServerError(
+                    f"{len(videos)} of {len(self._samples)} samples have a video (the first is {videos[0]!r}), and the "
+                    f"model's video processor normalizes with {_listed(video)}, its image processor with "
+                    f"{_listed(image)}. vLLM normalizes video frames with the image processor's values, so it would "
+                    "sample from other pixels than the trainer scores. Set the same image_mean and image_std for both "
+                    "in the model's processor files, for the server too, or use rollout.engine=in_process."
+                )
 
     def __call__(self, prompt: Prompt, kind: Kind) -> list[dict[str, Any]]:
         """OpenAI chat messages with media as data URLs.
@@ -152,6 +170,10 @@ class ChatMessages:
                 f"the first), and vLLM would write others for the file it is sent (0 on, {VLLM_FRAMES_PER_SECOND} a "
                 "second). Use rollout.engine=in_process.",
             )
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    return " and ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _ending_arguments(answer_prefix: str) -> dict[str, bool]:

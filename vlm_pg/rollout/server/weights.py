@@ -27,7 +27,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.client import ServerClient
+from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient
 from vlm_pg.rollout.server.dialects import Kind, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator
@@ -100,7 +100,7 @@ class PushedWeights:
         server: their kind.
         seed: of the probe's requests.
         should_stop: polled; True raises InterruptedError.
-        folder: for the weights; servers see it under the same path.
+        folder: of this run alone, for the weights; servers see it under the same path.
         log: prints one line.
 
     Raises:
@@ -117,13 +117,13 @@ class PushedWeights:
         folder: Path,
         log: Callable[[str], None],
     ):
-        self._model, self._server, self._folder, self._log = model, server, folder, log
+        self._model, self._server, self._folder, self._log = model, server, folder.absolute(), log
         self._settings, self._should_stop = settings.server, should_stop
         self._is_adapter = model.policy.settings.lora is not None
         _check_endpoints(server, settings, self._is_adapter)
         # One that loads by name is told which weights to sample from with every request.
         self._urls = () if server.loads_by_name else settings.server.urls
-        self._run = model.ranks.from_rank0(lambda: f"{_plain(folder.parent.name)}-{secrets.token_hex(4)}")
+        self._run = model.ranks.from_rank0(self._begin)
         self._updates: int | None = None
         self._probes = [Probe(model.policy, settings, server, url, seed, should_stop, log) for url in self._urls]
         self._limit = settings.server.max_probe_divergence
@@ -201,7 +201,13 @@ class PushedWeights:
         return found
 
     def _path(self, updates: int) -> Path:
-        return (self._folder / f"weights-{updates}").absolute()
+        return self._folder / f"weights-{updates}"
+
+    def _begin(self) -> str:
+        """A name that no other run has; weights that an earlier run has left in the folder are removed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        name = re.sub(r"[^A-Za-z0-9_.]", "_", self._folder.parent.name)[:40] or "run"
+        return f"{name}-{secrets.token_hex(4)}"
 
     def _write(self, updates: int) -> Exception | None:
         """Write the weights under their final name once they are whole; why that failed."""
@@ -227,9 +233,18 @@ class PushedWeights:
         """Load the weights that are in the folder into one server; their version there, once the probe has passed."""
         url = self._urls[number]
         load = self._load_adapter if self._is_adapter else self._load_weights
-        version: Version = self._in_client(url, lambda client: load(client, updates))
-        found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
-        self._divergence += found
+        for _ in range(LOADING_ATTEMPTS):
+            version: Version = self._in_client(url, lambda client: load(client, updates))
+            found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
+            if self._in_client(url, self._version) == version:
+                self._divergence += found
+                self._judge(url, updates, found)
+                return version
+            self._log(f"the server at {url} was started again while it was probed: loading the weights again")
+        raise ServerError(self._restarted(url))
+
+    def _judge(self, url: str, updates: int, found: Divergence) -> None:
+        """Raise ServerError for a server whose log-probabilities are not those of the weights it was given."""
         assert self._limit is not None
         if not found.tokens:
             raise ServerError(
@@ -243,9 +258,15 @@ class PushedWeights:
                 f"{found.mean:.3g} nats a token (largest difference {found.largest:.3g}), and "
                 f"rollout.server.max_probe_divergence allows {self._limit:g}. It must compute in the trainer's dtype "
                 "(--dtype), serve the same model and processor files, and load weights in place (docs/servers.md: "
-                "which vLLM was tested). run.resume=auto goes on from the last checkpoint."
+                f"which vLLM was tested). {RUN_GOES_ON}"
             )
-        return version
+
+    @staticmethod
+    def _restarted(url: str) -> str:
+        return (
+            f"The server at {url} was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. "
+            f"Its log says why. {RUN_GOES_ON}"
+        )
 
     async def _load_weights(self, client: ServerClient, updates: int) -> Version:
         path = str(self._path(updates))
@@ -265,7 +286,7 @@ class PushedWeights:
             except ServerError as error:
                 raise ServerError(
                     f"It did not load {path}: {error} It must see this folder under the same path "
-                    "(rollout.server.weights_folder), and serve the model that is trained; its log says more."
+                    f"(rollout.server.weights_folder), and serve the trained model; its log says more. {RUN_GOES_ON}"
                 ) from error
             # They are filled from the old weights: keys and values, and the tower's output by the hash of its pixels.
             for cache in ("prefix", "mm", "encoder"):
@@ -277,9 +298,7 @@ class PushedWeights:
             except ServerError:
                 continue
             return version
-        raise ServerError(
-            f"It was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. Its log says why."
-        )
+        raise ServerError(self._restarted(client.url))
 
     def _adapter(self, updates: int) -> Version:
         """The name of an adapter never stands for others: no random part is needed to tell loadings apart."""
@@ -412,7 +431,3 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"The server at {urls} ({kind}) lacks {', '.join(lacking)}, which loading the weights of a run takes. "
             f"{how[kind]}Or set rollout.server.weights=keep to train on what the weights it has sample."
         )
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]", "_", name)[:40] or "run"

@@ -1,0 +1,151 @@
+"""Whole runs whose weights a server follows: on several ranks, and while the server dies or its transfers break off.
+
+The server records under which weights it has sampled each response: none is trained on as sampled under others."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.odd_server import Reply
+from tests.support.processes import launch_ranks
+from tests.support.runs import deepspeed_config, read_lines
+from tests.support.short_run import short_run, train_here
+from tests.support.tiny_server import WeightServer
+from vlm_pg.rollout.server import client
+
+pytestmark = pytest.mark.matrix
+
+STEPS, QUESTIONS, DEATHS, CUTS = 12, 2, 20, 10
+
+
+class MortalServer(WeightServer):
+    """``dies``: at these requests, counted from 0, it is killed; ``breaks``: at these it closes the connection alone.
+
+    ``sampled``: version of the weights, question and response of all that it has sampled.
+    """
+
+    def __init__(self, model: Path, dies: frozenset[int] = frozenset(), breaks: frozenset[int] = frozenset()):
+        self.dies, self.breaks, self.number = dies, breaks, 0
+        self.sampled_under: set[tuple[str, str, str]] = set()
+        super().__init__(model)
+        self.before_control = lambda path: self._end() if path != "/openapi.json" else None
+
+    def _end(self) -> Reply | None:
+        number, self.number = self.number, self.number + 1
+        if number in self.dies:
+            self.restart()
+        return Reply({}, {}, silent=True) if number in self.dies | self.breaks else None
+
+    def reply(self, body: dict[str, Any]) -> Reply:
+        with self._policy_lock:
+            if (end := self._end()) is not None:
+                return end
+            reply = super().reply(body)
+            text = body["messages"][-1]["content"][-1]["text"]
+            for choice in reply.value["choices"]:
+                self.sampled_under.add((self.version.split("-")[-2], text, choice["message"]["content"]))
+            return reply
+
+
+def config_of(folder: Path, server_url: str, **training: Any) -> Path:
+    settings = {"url": server_url, "retries": 2, "wait_seconds": 20.0, "timeout_seconds": 60.0}
+    return short_run(
+        folder,
+        rollout={"engine": "server", "num_generations": 4, "max_new_tokens": 8, "server": settings},
+        training={"steps": STEPS, "prompts_per_step": QUESTIONS, "checkpoint_every": 0, "learning_rate": 1e-3}
+        | training,
+        observe={"trackers": [], "report": False, "rollouts_per_step": 99, "thumbnails": 0},
+    )
+
+
+def assert_trained_on_its_own(folder: Path, server: MortalServer) -> int:
+    """Every rollout was sampled under the weights of its step; how many there are."""
+    records = read_lines(folder / "run" / "rollouts.jsonl")
+    for record in records:
+        assert record["policy_version"] == record["step"] - 1
+        version, response = str(record["policy_version"]), record["response"]
+        assert any(
+            (under, said) == (version, response) and record["question"] in asked
+            for under, asked, said in server.sampled_under
+        ), record
+    return len(records)
+
+
+def train_to_the_end(config: Path, server: MortalServer) -> int:
+    """Resumed whenever it ended by naming the server; how often."""
+    for ends in range(DEATHS):
+        ended = train_here(config)
+        if ended.code == 0:
+            server.stop()
+            return ends
+        assert server.url in ended.printed and "run.resume=auto" in ended.printed
+        assert "Traceback" not in ended.printed
+    raise AssertionError(ended.printed)
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model of ``short_run``, made before its server starts."""
+    monkeypatch.setattr("vlm_pg.http.client.FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(client, "PROBE_EVERY_SECONDS", 0.01)
+    short_run(tmp_path)
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_outlives_a_server_that_dies_again_and_again(model: Path, tmp_path: Path, seed: int) -> None:
+    requests = range(2, STEPS * 12)
+    server = MortalServer(model, dies=frozenset(random.Random(seed).sample(requests, DEATHS)))
+    train_to_the_end(config_of(tmp_path, server.url), server)
+    assert server.number > max(server.dies) and assert_trained_on_its_own(tmp_path, server) == STEPS * QUESTIONS * 4
+
+
+def test_a_run_outlives_transfers_that_break_off(model: Path, tmp_path: Path) -> None:
+    server = MortalServer(model)
+    loading = ("/update_weight_version", "/collective_rpc", "/reset_prefix_cache", "/reset_encoder_cache")
+    chosen = frozenset(random.Random(1).sample(range(STEPS * len(loading)), CUTS))
+    seen = [0]
+
+    def cut(path: str) -> Reply | None:
+        if path not in loading:
+            return None
+        seen[0] += 1
+        return Reply({}, {}, silent=True) if seen[0] in chosen else None
+
+    server.before_control = cut
+    train_to_the_end(config_of(tmp_path, server.url), server)
+    assert seen[0] > max(chosen) and assert_trained_on_its_own(tmp_path, server) == STEPS * QUESTIONS * 4
+
+
+LAYOUTS = {"ddp": (), "zero2": (2,), "zero3": (3, "all"), "zero3 by layer": (3, "layers")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_write_the_weights_once(model: Path, tmp_path: Path, layout: str) -> None:
+    """Three questions over two ranks; the responses are those of a single process."""
+    stage, *gather = LAYOUTS[layout] or (None,)
+    steps = 3
+    engine = [] if stage is None else ["training.engine=deepspeed"]
+    engine += [] if stage is None else [f"training.deepspeed_config={deepspeed_config(tmp_path, stage)}"]
+    engine += [f"rollout.gather={how}" for how in gather]
+    found = []
+    for ranks, arguments in ((1, []), (2, engine)):
+        server, folder = MortalServer(model), tmp_path / f"of-{ranks}"
+        folder.mkdir()
+        config = config_of(folder, server.url, steps=steps, prompts_per_step=3)
+        run = ["train", str(config), f"model.path={model}", *arguments]
+        launch_ranks("vlm_pg.cli", *run, ranks=ranks)
+        server.stop()
+        assert server.controlled.count("/collective_rpc") == steps
+        assert_trained_on_its_own(folder, server)
+        lines = read_lines(folder / "run" / "metrics.jsonl")
+        assert max(line["server_divergence_max"] for line in lines) < 1e-4
+        assert max(line["server_probe_divergence_max"] for line in lines) < 1e-4
+        records = read_lines(folder / "run" / "rollouts.jsonl")
+        found.append(sorted((record["step"], record["sample_id"], record["response"]) for record in records))
+    # Of two ranks, the first one logs its own questions.
+    assert found[1] and set(found[1]) < set(found[0])

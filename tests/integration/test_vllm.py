@@ -1,0 +1,243 @@
+"""A real vLLM samples for the trainer: it reads the prompt token by token as the trainer does, and gives the sampled
+tokens the probabilities that the trainer computes for them. By medium through ``ServerEngine``, and in whole runs."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scripts.bench.vllm_server import START_SECONDS
+from tests.support.processes import ModuleProcess
+from tests.support.runs import read_lines, run_cli, write_config
+from tests.support.server_engines import Untrained, reported
+from tests.support.short_run import SPREAD
+from tests.support.tiny_media import mp4
+from tests.support.vllm_server import FAMILIES, VllmServer, running_vllm
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.policy import Policy
+from vlm_pg.prompts.builder import PromptBuilder
+from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rollout.server import generator
+from vlm_pg.rollout.server.engine import ServerEngine
+from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.settings import RolloutSettings
+from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, Sample
+
+pytestmark = pytest.mark.matrix
+
+GENERATIONS, NEW_TOKENS, STEPS = 4, 24, 20
+# Of KL per token and of the largest difference of a token's log-probabilities, fp32.
+LARGEST_NATS = 1e-4
+MEDIA: dict[str, tuple[MediaKind, ...]] = {
+    "text": (),
+    "image": ("image",),
+    "images": ("image", "image"),
+    "video": ("video",),
+    "image and video": ("image", "video"),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    with running_vllm(request.param, tmp_path_factory.mktemp("vllm")) as server:
+        yield server
+
+
+def medium(policy: Policy, kind: MediaKind, seed: int) -> DecodedMedia:
+    """Random pixels; a video has 6 frames at 2 a second."""
+    side, count = policy.pixel_factor, 6 if kind == "video" else 1
+    size = (count, 3, (3 + seed) * side, 4 * side)
+    pixels = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+    times = tuple(frame / 2 for frame in range(count))
+    return DecodedMedia(kind, pixels, times, 2.0 if kind == "video" else 0.0, "test")
+
+
+def build(policy: Policy) -> tuple[list[Prompt], ChatMessages]:
+    """A question with each combination of media, and the messages of all of them."""
+    builder = PromptBuilder(policy.processor, PromptSettings(), policy.positions)
+    samples, prompts = {}, []
+    for name, kinds in MEDIA.items():
+        media = tuple(medium(policy, kind, number) for number, kind in enumerate(kinds))
+        refs = tuple(MediaRef(kind, "x") for kind in kinds)
+        samples[name] = Sample(name, f"What is in the {name}?", refs, (), "1", "numerical", "test", "test")
+        prompts.append(builder.build(samples[name], media))
+    return prompts, ChatMessages(policy, samples)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_questions_of_every_medium(
+    server: VllmServer, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM reports log-probabilities of the logits as they are; at another temperature the trainer's at 1 are used."""
+    policy = load_policy(server.model, device="cpu")
+    prompts, messages = build(policy)
+    read: dict[str, list[int]] = {}
+    check = generator.check_prompt_echo
+
+    def kept(prompt: Prompt, answer: Mapping[str, Any]) -> None:
+        read[prompt.sample_id] = answer["prompt_token_ids"]
+        check(prompt, answer)
+
+    monkeypatch.setattr(generator, "check_prompt_echo", kept)
+    settings = RolloutSettings.model_validate(
+        {
+            "engine": "server",
+            "num_generations": GENERATIONS,
+            "max_new_tokens": NEW_TOKENS,
+            "temperature": temperature,
+            "mismatch_every": 1,
+            "server": {"url": server.url, "wait_seconds": START_SECONDS, "retries": 0},
+        }
+    )
+    engine = ServerEngine(Untrained(policy), settings, 7, lambda: False, messages, tmp_path, lambda line: None)
+    assert engine.server.kind == "vllm"
+    engine.sync_weights()
+    for step, prompt in enumerate(prompts):
+        (rollouts,) = engine.generate([prompt], step)
+        assert len(rollouts) == GENERATIONS and len({rollout.text for rollout in rollouts}) > 1
+        assert read[prompt.sample_id] == prompt.input_ids.tolist()
+        found = reported(engine)
+        assert 0 <= found["server_divergence"] <= LARGEST_NATS, (prompt.sample_id, found)
+        assert found["server_divergence_max"] <= LARGEST_NATS, (prompt.sample_id, found)
+        assert found["rollouts_asked_again"] == 0
+
+
+def write_records(folder: Path) -> Path:
+    """Two questions each about nothing, a picture and an MP4 file, whose frames are 0.5 s apart as vLLM's are."""
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    records = []
+    for number, kind in enumerate(("text", "image", "video") * 2):
+        name = {"text": "", "image": f"{number}.png", "video": f"{number}.mp4"}[kind]
+        if kind == "image":
+            Image.fromarray(rng.integers(0, 256, (130 + number, 170, 3), dtype=np.uint8)).save(folder / name)
+        if kind == "video":
+            (folder / name).write_bytes(mp4(number, seconds=3 + number, rate=2, height=128, width=160))
+        records.append(
+            {
+                "problem_id": number,
+                "problem": "Which colour is shown first?",
+                "data_type": kind,
+                "problem_type": "multiple choice",
+                "options": ["A. red", "B. green"],
+                "solution": "<answer>A</answer>",
+                "path": name,
+            }
+        )
+    (folder / "records.json").write_text(json.dumps(records))
+    return folder / "records.json"
+
+
+def sections(model: Path, folder: Path, url: str, **others: Any) -> dict[str, Any]:
+    """The configuration of a run with questions of every medium; a trained tower, and rewards that differ by text."""
+    (folder / "spread.py").write_text(SPREAD)
+    whole: dict[str, Any] = {
+        "run": {"dir": str(folder / "run")},
+        "model": {"path": str(model), "positions": "qwen", "train": ["tower", "merger", "language"]},
+        "data": {"train": str(write_records(folder))},
+        "media": {"workers": 0, "fps": 2, "max_frames": 16, "min_pixels": 4096, "image_min_pixels": 4096},
+        "rollout": {
+            "engine": "server",
+            "num_generations": GENERATIONS,
+            "max_new_tokens": NEW_TOKENS,
+            "server": {"url": url, "retries": 1, "wait_seconds": START_SECONDS},
+        },
+        "reward": {"functions": [{"function": f"{folder}/spread.py:spread"}]},
+        "training": {"steps": STEPS, "prompts_per_step": 3, "learning_rate": 1e-3, "checkpoint_every": 0},
+        "observe": {"trackers": [], "report": False, "rollouts_per_step": 3, "thumbnails": 0},
+    }
+    return {name: whole.get(name, {}) | others.get(name, {}) for name in {**whole, **others}}
+
+
+def train(folder: Path, config: dict[str, Any], log: str = "") -> list[dict[str, Any]]:
+    """Metrics of the run's steps."""
+    done = run_cli("train", str(write_config(folder / "run.yaml", config)))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:] + log[-3000:]
+    return read_lines(Path(config["run"]["dir"]) / "metrics.jsonl")
+
+
+def assert_followed(lines: list[dict[str, Any]]) -> None:
+    """Rollouts and probes of every step had the log-probabilities of the trainer, whose weights had changed."""
+    for line in lines:
+        assert line["grad_norm"] > 0
+        for name in ("server_divergence", "server_probe_divergence"):
+            assert 0 <= line[name] <= LARGEST_NATS and line[f"{name}_max"] <= LARGEST_NATS, line
+
+
+def test_the_server_follows_20_steps(server: VllmServer, tmp_path: Path) -> None:
+    lines = train(tmp_path, sections(server.model, tmp_path, server.url), server.log)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert_followed(lines)
+    responses = read_lines(tmp_path / "run" / "rollouts.jsonl")
+    assert len({line["sample_id"] for line in responses}) == 6 and len(responses) == 3 * STEPS * GENERATIONS
+    # It was not the weights that it was started with: those would differ by far more.
+    assert (first := server.post("/weight_checker", {"action": "checksum"})) and first["checksums"]
+    with urllib.request.urlopen(f"{server.base_url}/weight_info") as response:
+        assert f"-{STEPS - 1}-" in json.load(response)["weight_version"]
+
+
+def test_greedy_runs_end_with_the_weights_of_our_own_engine(server: VllmServer, tmp_path: Path) -> None:
+    """Both sample the most probable tokens. The reward itself is the advantage, so that gradients differ from 0."""
+    weights = []
+    for engine in ("server", "in_process"):
+        (folder := tmp_path / engine).mkdir()
+        config = sections(
+            server.model,
+            folder,
+            server.url,
+            algorithm={"baseline": "none", "scale_advantages": "none"},
+            training={"steps": 5, "learning_rate": 1e-4},
+        )
+        config["rollout"] |= {"engine": engine, "num_generations": 1, "top_k": 1}
+        train(folder, config, server.log)
+        (checkpoint,) = (folder / "run" / "checkpoints").iterdir()
+        weights.append(load_file(checkpoint / "model.safetensors"))
+    responses = [read_lines(tmp_path / engine / "run" / "rollouts.jsonl") for engine in ("server", "in_process")]
+    same = [[(line["step"], line["sample_id"], line["response"]) for line in lines] for lines in responses]
+    assert same[0] == same[1]
+    start = load_file(server.model / "model.safetensors")
+    for name, ours in weights[1].items():
+        moved = (ours - start[name]).abs().max()
+        torch.testing.assert_close(weights[0][name], ours, atol=max(1e-6, 0.02 * float(moved)), rtol=0)
+
+
+def test_a_server_that_is_killed_is_given_the_weights_again(server: VllmServer, tmp_path: Path) -> None:
+    """While it samples the third step, or right before."""
+    config = sections(server.model, tmp_path, server.url, training={"steps": 5})
+    run = ModuleProcess("vlm_pg.cli", "train", str(write_config(tmp_path / "run.yaml", config)))
+    while "step 2/" not in run.printed:
+        assert run.returncode is None, run.printed
+        time.sleep(0.05)
+    server.kill()
+    server.begin()
+    done = run.finish(2 * START_SECONDS)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "does not answer" in done.stderr + done.stdout
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert len(lines) == 5
+    assert_followed(lines)
+
+
+@pytest.mark.parametrize("case", ["lora", "tied"])
+def test_an_adapter_follows_and_a_tied_head_is_named(case: str, tmp_path: Path) -> None:
+    """On a CPU vLLM keeps a packed copy of a tied output head, which loading does not reach."""
+    flags = ("--enable-lora", "--max-lora-rank", "8") if case == "lora" else ()
+    with running_vllm("qwen2_5_vl", tmp_path, *flags, tied=case == "tied", adapters=case == "lora") as server:
+        config = sections(server.model, tmp_path, server.url, training={"steps": 4, "learning_rate": 1e-2})
+        if case == "lora":
+            config["model"] |= {"train": ["language"], "lora": {"rank": 4}}
+            assert_followed(train(tmp_path, config, server.log))
+            return
+        done = run_cli("train", str(write_config(tmp_path / "run.yaml", config)))
+        printed = done.stdout + done.stderr
+        assert done.returncode == 2 and "was given the weights after 1 updates and samples from others" in printed
