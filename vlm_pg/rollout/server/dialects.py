@@ -19,7 +19,8 @@ from vlm_pg.rollout.settings import RolloutSettings
 
 Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
-# Rate of the video files sent to vLLM. Versions that ignore a file's rate assume this one.
+# Largest rate of the video files sent to vLLM: by default it samples so many frames per second, all of a slower file.
+# Versions that ignore a file's rate assume this one.
 VLLM_FRAMES_PER_SECOND = 2
 # Head sizes of vLLM's attention on a CPU (0.32, v1/attention/backends/cpu_attn.py).
 VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
