@@ -189,7 +189,8 @@ def serve(arguments: argparse.Namespace) -> int:
     from vlm_pg.rollout.server.launch import VISIBLE, divide_gpus, server_commands, visible_gpus
     from vlm_pg.rollout.server.supervise import serve
 
-    of_servers, left = divide_gpus(visible_gpus(), launch, trains=bool(arguments.beside))
+    shared = config.rollout.server.sleep
+    of_servers, of_training = divide_gpus(visible_gpus(), launch, trains=bool(arguments.beside), shared=shared)
     sections = config.model, config.media, config.prompt, config.rollout
     commands = server_commands(*sections, config.run.seed, of_servers)
     if arguments.dry_run:
@@ -197,7 +198,7 @@ def serve(arguments: argparse.Namespace) -> int:
         return EXIT_OK
     # Not in the run's folder, which training moves aside at the start of a new run.
     folder = Path(f"{config.run.dir}-servers")
-    environment = {VISIBLE: ",".join(left)} if of_servers else {}
+    environment = {VISIBLE: ",".join(of_training)} if of_servers else {}
     log = lambda line: print(visible(f"vlm-pg serve: {line}"), flush=True)  # noqa: E731
     return serve(commands, folder, launch.start_seconds, arguments.beside, environment, log)
 

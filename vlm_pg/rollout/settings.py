@@ -27,7 +27,7 @@ class LaunchSettings(Settings):
         1,
         ge=1,
         description="GPUs of each server. The servers get the last num_servers x tensor_parallel_size of this "
-        "machine's GPUs (CUDA_VISIBLE_DEVICES), training the others.",
+        "machine's GPUs (CUDA_VISIBLE_DEVICES), training the others (all with rollout.server.sleep).",
     )
     host: str = Field(
         LOOPBACK[0],
@@ -63,6 +63,11 @@ class ServerSettings(Settings):
         None,
         description="Folder for the weights that servers load, which they see under the same path (on one machine for "
         "example below /dev/shm); default: weights/ in the run's folder.",
+    )
+    sleep: bool = Field(
+        False,
+        description="Let vLLM sleep while the trainer updates, so that both may use the same GPUs. Needs vLLM's "
+        "--enable-sleep-mode and weights=push.",
     )
     max_probe_divergence: float | None = Field(
         None,
@@ -285,6 +290,11 @@ class RolloutSettings(Settings):
             problems.append(
                 "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
                 "example rollout.server.url=http://127.0.0.1:8000/v1."
+            )
+        if self.server.sleep and self.server.weights == "keep":
+            problems.append(
+                "rollout.server.sleep is true and rollout.server.weights is keep: a server that sleeps gives up its "
+                "weights, and is not given new ones. Set rollout.server.weights=push or rollout.server.sleep=false."
             )
         return problems + _launch_faults(self)
 

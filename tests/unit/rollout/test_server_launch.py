@@ -74,6 +74,8 @@ def test_an_adapter_and_another_temperature() -> None:
     assert "--enable-lora" in found and found["--served-model-name"] == "mine"
     assert commands(vllm_config(*lora))[0].environment == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     assert not commands(vllm_config(*lora, "rollout.server.weights=keep"))[0].environment
+    (asleep, *_) = commands(vllm_config(*lora, "rollout.server.sleep=true"))
+    assert "--enable-sleep-mode" in asleep.command and asleep.environment["VLLM_SERVER_DEV_MODE"] == "1"
     # Processed log-probabilities would be those after the filter.
     assert "--logprobs-mode" not in flags(commands(vllm_config(*lora, "rollout.top_p=0.9"))[0])
     with pytest.raises(ConfigError, match=r"model\.lora\.rank is 600, and vLLM loads adapters of rank 512 at most"):
@@ -84,8 +86,9 @@ def test_servers_get_the_last_gpus() -> None:
     launch = LaunchSettings(num_servers=2, tensor_parallel_size=2)
     assert divide_gpus("abcdef", launch, trains=True) == ([["c", "d"], ["e", "f"]], ["a", "b"])
     assert divide_gpus("abcd", launch, trains=False) == ([["a", "b"], ["c", "d"]], [])
+    assert divide_gpus("abcd", launch, trains=True, shared=True) == ([["a", "b"], ["c", "d"]], [*"abcd"])
     assert divide_gpus("", launch, trains=True) == ([], [])
-    with pytest.raises(ConfigError, match=r"needs 4 GPU.* leaves at least one for training; there are 4 \(CUDA_VIS"):
+    with pytest.raises(ConfigError, match=r"needs 4 GPU.* and one more for training; there are 4 \(CUDA_VIS"):
         divide_gpus("abcd", launch, trains=True)
     with pytest.raises(ConfigError, match=r"needs 4 GPU.*; there are 3"):
         divide_gpus("abc", launch, trains=False)

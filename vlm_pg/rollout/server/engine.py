@@ -102,6 +102,15 @@ class ServerEngine:
         elif self._pushed.adapter is not None:
             self._generator.model_name = self._pushed.adapter
 
+    def release_memory(self) -> None:
+        """Let the servers sleep, with ``rollout.server.sleep``.
+
+        Raises:
+            ServerError: a server does not.
+        """
+        if self._pushed is not None:
+            self._pushed.sleep()
+
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
         """``num_generations`` rollouts of every prompt; none of one without valid answers (``take_faults``).
 
@@ -239,6 +248,9 @@ class UnscoredSampler:
 
     def sync_weights(self) -> None:
         """Nothing: an evaluation changes no weights."""
+
+    def release_memory(self) -> None:
+        """Nothing: no update follows."""
 
     def use_checkpoint(self, checkpoint: Path) -> None:
         """Name this checkpoint in requests from now on; only for a server that loads by name."""

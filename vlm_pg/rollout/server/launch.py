@@ -61,9 +61,9 @@ def server_commands(
     assert launch is not None
     flags = _flags(model, media, prompt, rollout, seed)
     environment = dict(launch.environment)
-    if rollout.server.weights == "push" and model.lora is None:
+    if rollout.server.weights == "push" and (model.lora is None or rollout.server.sleep):
         environment["VLLM_SERVER_DEV_MODE"] = "1"
-    elif rollout.server.weights == "push":
+    if rollout.server.weights == "push" and model.lora is not None:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     commands = []
     for number, url in enumerate(rollout.server.launched_urls):
@@ -103,7 +103,11 @@ def _flags(
         values["served-model-name"] = server.model
     if model.lora is not None:
         values["max-lora-rank"] = _lora_rank(model.lora.rank)
-    switches = {"enable-lora": model.lora is not None, "trust-remote-code": model.trust_remote_code}
+    switches = {
+        "enable-lora": model.lora is not None,
+        "enable-sleep-mode": server.sleep,
+        "trust-remote-code": model.trust_remote_code,
+    }
     flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     return flags + [f"--{name}" for name, is_on in switches.items() if is_on]
 
@@ -130,8 +134,11 @@ def visible_gpus() -> list[str]:
     return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.splitlines()))]
 
 
-def divide_gpus(gpus: Sequence[str], launch: LaunchSettings, trains: bool) -> tuple[list[list[str]], list[str]]:
-    """GPUs of each server, the last ones, and those that are left for training. Without GPUs both are empty.
+def divide_gpus(
+    gpus: Sequence[str], launch: LaunchSettings, trains: bool, shared: bool = False
+) -> tuple[list[list[str]], list[str]]:
+    """GPUs of each server, the last ones, and those of training: the others, or all of them where servers sleep during
+    updates (``shared``). Without GPUs both are empty.
 
     Raises:
         ConfigError: there are too few.
@@ -141,11 +148,11 @@ def divide_gpus(gpus: Sequence[str], launch: LaunchSettings, trains: bool) -> tu
     if not gpus:
         return [], []
     num_left = len(gpus) - num_served
-    if num_left < trains:
+    if num_left < (trains and not shared):
         raise ConfigError(
             f"rollout.server.launch needs {num_served} GPU(s) (num_servers={launch.num_servers} x "
-            f"tensor_parallel_size={size}){' and leaves at least one for training' if trains else ''}; there are "
+            f"tensor_parallel_size={size}){' and one more for training' if trains and not shared else ''}; there are "
             f"{len(gpus)} ({VISIBLE}: {','.join(gpus)}). Lower one of both, or set rollout.engine=in_process."
         )
     starts = range(num_left, len(gpus), size)
-    return [list(gpus[start : start + size]) for start in starts], list(gpus[:num_left])
+    return [list(gpus[start : start + size]) for start in starts], list(gpus if shared else gpus[:num_left])

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from vlm_pg.distributed import RankLayout
+from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.policy import Policy
@@ -45,6 +45,8 @@ ENDPOINTS: dict[Kind, frozenset[str]] = {
 }
 # And an adapter; vLLM has them with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
 ADAPTER_ENDPOINTS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+SLEEP_ENDPOINTS = frozenset(("/sleep", "/wake_up"))
+TESTED_VLLM = "0.32"
 # Of a server that is started again while it loads.
 LOADING_ATTEMPTS = 3
 # Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
@@ -121,10 +123,16 @@ class PushedWeights:
         self._settings, self._should_stop = settings.server, should_stop
         self._is_adapter = model.policy.settings.lora is not None
         _check_endpoints(server, settings, self._is_adapter)
+        if server.version is not None and not server.version.startswith(TESTED_VLLM):
+            log(
+                f"the server at {', '.join(settings.server.urls)} is vLLM {server.version}; loading weights was tested "
+                f"with {TESTED_VLLM}. The probe after each loading shows whether it works (docs/servers.md)"
+            )
         # One that loads by name is told which weights to sample from with every request.
         self._urls = () if server.loads_by_name else settings.server.urls
         self._run = model.ranks.from_rank0(self._begin)
         self._updates: int | None = None
+        self._asleep = False
         self._probes = [Probe(model.policy, settings, server, url, seed, should_stop, log) for url in self._urls]
         self._limit = settings.server.max_probe_divergence
         if self._limit is None:
@@ -140,8 +148,10 @@ class PushedWeights:
             InterruptedError: a stop was requested.
         """
         updates, ranks = self._model.policy.weights_version, self._model.ranks
-        if self._updates == updates:
+        if self._updates == updates and not self._asleep:
             return
+        if self._asleep and self._model.policy.device.type == "cuda":
+            torch.cuda.empty_cache()  # the server's memory may be here
         problem = self._write(updates)
         # Rank 0 alone loads them: the others wait for its result, and all raise the same error.
         with self._model.gathered_parameters():
@@ -151,12 +161,34 @@ class PushedWeights:
                         self._load(number, updates)
                 except (ServerError, InterruptedError) as error:
                     problem = error
-        problem = ranks.from_rank0(lambda: problem)
-        if problem is not None:
-            raise problem
-        before, self._updates = self._updates, updates
-        if ranks.is_rank0 and before is not None:
+        self._raise_of_rank0(problem)
+        before, self._updates, self._asleep = self._updates, updates, False
+        if ranks.is_rank0 and before is not None and before != updates:
             self._drop(before)
+
+    def sleep(self) -> None:
+        """Let every server sleep until the next ``sync``, if that is set. All ranks call this.
+
+        Raises:
+            ServerError: a server does not.
+        """
+        if not self._settings.sleep:
+            return
+        barrier()  # another rank may still sample
+        # At level 2 weights are given up, at level 1 they wait in the host's memory: an adapter needs its base.
+        path, problem = f"/sleep?level={1 if self._is_adapter else 2}", None
+        if self._model.ranks.is_rank0:
+            try:
+                for url in self._urls:
+                    self._in_client(url, lambda client: client.control(path, {}))
+            except (ServerError, InterruptedError) as error:
+                problem = error
+        self._raise_of_rank0(problem)
+        self._asleep = True
+
+    def _raise_of_rank0(self, problem: Exception | None) -> None:
+        if (problem := self._model.ranks.from_rank0(lambda: problem)) is not None:
+            raise problem
 
     def confirm(self) -> list[Version]:
         """The version of every server, which is that of the present weights; a server without them loads them again.
@@ -281,6 +313,8 @@ class PushedWeights:
                 await client.control("/flush_cache", {})
                 return version
             await client.control("/update_weight_version", {"new_version": str(loading)})
+            if self._asleep:
+                await client.control("/wake_up?tags=weights", {})
             try:
                 await client.control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
             except ServerError as error:
@@ -288,6 +322,8 @@ class PushedWeights:
                     f"It did not load {path}: {error} It must see this folder under the same path "
                     f"(rollout.server.weights_folder), and serve the trained model; its log says more. {RUN_GOES_ON}"
                 ) from error
+            if self._asleep:
+                await client.control("/wake_up?tags=kv_cache", {})
             # They are filled from the old weights: keys and values, and the tower's output by the hash of its pixels.
             for cache in ("prefix", "mm", "encoder"):
                 await client.control(f"/reset_{cache}_cache", {})
@@ -306,6 +342,8 @@ class PushedWeights:
 
     async def _load_adapter(self, client: ServerClient, updates: int) -> Version:
         version = self._adapter(updates)
+        if self._asleep:
+            await client.control("/wake_up", {})
         if await self._version(client) != version:  # another process of the run may have loaded it
             body = {"lora_name": str(version), "lora_path": str(self._path(updates))}
             await client.control("/v1/load_lora_adapter", body)
@@ -416,6 +454,11 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"model.lora is set, and the server at {urls} is of kind {kind}, which is not known to load adapters. Use "
             "vLLM, set model.lora=null, or rollout.engine=in_process."
         )
+    if settings.server.sleep and kind != "vllm":
+        raise ServerError(
+            f"rollout.server.sleep is set, and the server at {urls} is of kind {kind}; vLLM alone is known to sleep. "
+            "Use vLLM, or set rollout.server.sleep=false."
+        )
     if server.loads_by_name:
         return
     if kind not in ENDPOINTS:
@@ -423,7 +466,10 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"The server at {urls} is of kind {kind}, which cannot load the weights of a run. Use vLLM, SGLang or "
             "transformers serve; or set rollout.server.weights=keep to train on what its own weights sample."
         )
-    if lacking := sorted((ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]) - server.paths):
+    needed = ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]
+    if settings.server.sleep:
+        needed = needed | SLEEP_ENDPOINTS
+    if lacking := sorted(needed - server.paths):
         how = {"vllm": "Start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 was tested). ", "sglang": ""}
         if is_adapter:
             how["vllm"] = "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True (0.32 was tested). "
