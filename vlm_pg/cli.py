@@ -106,7 +106,13 @@ def _is_connected() -> bool:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    beside: list[str] = []
+    if words[:1] == ["serve"] and "--" in words:
+        split = words.index("--")
+        words, beside = words[:split], words[split + 1 :]
+    arguments, rest = parser.parse_known_args(words)
+    arguments.beside = beside
     # argparse takes no overrides that follow an option ("eval CHECKPOINT --config CONFIG training.steps=5").
     if rest and not (hasattr(arguments, "overrides") and all(map(_is_assignment, rest))):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -150,6 +156,16 @@ def _parser() -> argparse.ArgumentParser:
     train = add("train", "train with a config file")
     train.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
     _add_overrides(train)
+
+    serve = add("serve", "start the vLLM servers of rollout.server.launch, and stop them at the end")
+    serve.usage = "vlm-pg serve [-h] [--dry-run] CONFIG [KEY=VALUE ...] [-- COMMAND ...]"
+    serve.epilog = (
+        "With COMMAND, it is run once all servers are healthy, on the GPUs that they leave, and its exit code is "
+        "returned. For example: vlm-pg serve CONFIG -- vlm-pg train CONFIG"
+    )
+    serve.add_argument("config", metavar="CONFIG", type=Path, help="YAML file of the run")
+    _add_overrides(serve)
+    serve.add_argument("--dry-run", action="store_true", help="print the servers' command lines and start nothing")
 
     _add_data(add)
     _add_results(add)

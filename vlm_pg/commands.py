@@ -177,6 +177,32 @@ def verify(arguments: argparse.Namespace) -> int:
     return EXIT_OK if verify(config, arguments.questions, arguments.response_tokens) else EXIT_NOT_EXACT
 
 
+def serve(arguments: argparse.Namespace) -> int:
+    config = _config(arguments.config, arguments.overrides)
+    launch = config.rollout.server.launch
+    if launch is None:
+        raise ConfigError(
+            f"{arguments.config} has no rollout.server.launch, which says what servers to start. Set it, for example "
+            "rollout.server.launch={num_servers: 4} with rollout.engine=server and "
+            "rollout.server.url=http://127.0.0.1:8000/v1 (docs/servers.md)."
+        )
+    from vlm_pg.rollout.server.launch import VISIBLE, divide_gpus, server_commands, visible_gpus
+    from vlm_pg.rollout.server.supervise import serve
+
+    shared = config.rollout.server.sleep
+    of_servers, of_training = divide_gpus(visible_gpus(), launch, trains=bool(arguments.beside), shared=shared)
+    sections = config.model, config.media, config.prompt, config.rollout
+    commands = server_commands(*sections, config.run.seed, of_servers)
+    if arguments.dry_run:
+        print("\n".join(map(str, commands)))
+        return EXIT_OK
+    # Not in the run's folder, which training moves aside at the start of a new run.
+    folder = Path(f"{config.run.dir}-servers")
+    environment = {VISIBLE: ",".join(of_training)} if of_servers else {}
+    log = lambda line: print(visible(f"vlm-pg serve: {line}"), flush=True)  # noqa: E731
+    return serve(commands, folder, launch.start_seconds, arguments.beside, environment, log)
+
+
 def plan(arguments: argparse.Namespace) -> int:
     with imported_at_once():
         from vlm_pg.plan.command import plan, print_published

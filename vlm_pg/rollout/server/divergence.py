@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from vlm_pg.errors import ServerError
-from vlm_pg.rollout.server.dialects import REPORTING, Kind, extras
+from vlm_pg.rollout.server.dialects import REPORTING, Kind
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Clamp of d in exp(d): else one token of two models that disagree would decide everything.
@@ -150,7 +150,7 @@ class DivergenceCheck:
             self._judge(found)
 
     def _judge(self, found: Divergence) -> None:
-        limit, changing = self._settings.server.max_divergence, extras(self._settings)
+        limit, changing = self._settings.server.max_divergence, self._settings.extras
         beyond = limit is not None and found.mean > limit and not changing
         self._beyond = self._beyond + 1 if beyond else 0
         if found.mean <= HEALTHY_KL:
@@ -183,5 +183,5 @@ class DivergenceCheck:
 
 def _filters(settings: RolloutSettings) -> list[str]:
     """Settings that make sampled tokens come from another distribution than the policy's."""
-    names = [*extras(settings), *(["top_p"] if settings.top_p < 1.0 else [])]
+    names = [*settings.extras, *(["top_p"] if settings.top_p < 1.0 else [])]
     return [f"rollout.{name}={getattr(settings, name):g}" for name in names]

@@ -33,7 +33,6 @@ from vlm_pg.rollout.server.dialects import (
     ServerInfo,
     cache_counts,
     check_settings,
-    extras,
     media_fields,
     recognize,
     request_fields,
@@ -125,7 +124,7 @@ class ServerGenerator:
         self.takes_n, self.prompt_echo = self.server.takes_n, ""
         self._num_retried = self._invalid_in_a_row = 0
         self._cache_counts = Counter[str]()
-        ignored = [f"rollout.{name}" for name in extras(settings)] if kind == "openai" else []
+        ignored = [f"rollout.{name}" for name in settings.extras] if kind == "openai" else []
         if ignored:
             log(
                 f"the server at {settings.server.url} is of unknown kind and may ignore {', '.join(ignored)}, "
@@ -407,7 +406,7 @@ def query_server(
             return await recognize(client)
 
     first, *others = [run_until_stopped(query(url), should_stop, STOPPED) for url in settings.server.urls]
-    for url, other in zip(settings.server.replicas, others, strict=True):
+    for url, other in zip(settings.server.urls[1:], others, strict=True):
         if (other.kind, other.models) != (first.kind, first.models):
             raise ServerError(
                 f"The servers differ: {settings.server.url} ({first.kind}) serves "
