@@ -59,7 +59,7 @@ class Generator(Protocol):
 
 
 class Sampler(Protocol):
-    """Samples rollouts.
+    """Samples rollouts. A sampler that subclasses this has no weights but those that train, unless it says so.
 
     ``scores_itself``: ``rollout_logprobs`` come from the sampling passes; elsewhere the trainer computed them.
     """
@@ -84,19 +84,20 @@ class Sampler(Protocol):
         """Add what was done since the last report, also where that is nothing."""
 
     def sync_weights(self, step: int) -> None:
-        """Sample from the policy's present weights from now on; for samplers with weights of their own.
-
-        All ranks call this before each step.
-        """
+        """Sample from the policy's present weights from now on. All ranks call this before each step."""
+        return  # not abstract
 
     def may_start(self, step: int) -> bool:
         """Whether ``start`` may be called for this step now: its rollouts would be recent enough by then."""
+        return False
 
     def start(self, prompts: Sequence[Prompt], step: int) -> None:
         """Begin to sample a later step, while the trainer updates; ``generate`` returns its rollouts."""
+        raise RuntimeError("This sampler cannot sample ahead: may_start is False.")
 
     def release_memory(self) -> None:
         """Give memory of the device to the update; all ranks call this after each step was sampled."""
+        return  # not abstract
 
 
 class Scorer(Protocol):

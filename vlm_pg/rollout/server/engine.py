@@ -15,7 +15,7 @@ import torch
 from vlm_pg.distributed import barrier, max_over_ranks
 from vlm_pg.errors import AnswerError, SampleError, ServerError
 from vlm_pg.metrics import Metric
-from vlm_pg.rollout.contracts import Answer, Generator
+from vlm_pg.rollout.contracts import Answer, Generator, Sampler
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.ahead import Jobs
 from vlm_pg.rollout.server.dialects import REPORTING
@@ -55,7 +55,7 @@ class SampledAhead(NamedTuple):
     synced_step: int
 
 
-class ServerEngine:
+class ServerEngine(Sampler):
     """A ``Sampler`` on OpenAI-compatible servers, whose responses the policy scores.
 
     ``rollout_logprobs`` are the server's own where it reports them as the policy defines them (of the logits divided by
@@ -310,7 +310,7 @@ class ServerEngine:
             tally.add(PROBE_DIVERGENCE_MAX, probed.largest)
 
 
-class UnscoredSampler:
+class UnscoredSampler(Sampler):
     """A ``Sampler`` for evaluations: ``rollout_logprobs`` are NaN, since there are no weights here to score with.
 
     A prompt that this kind of generator does not support (``video_for_server``) is a fault of that question alone.
@@ -353,19 +353,6 @@ class UnscoredSampler:
 
     def report(self, tally: Tally) -> None:
         """Nothing: an evaluation counts its questions itself."""
-
-    def may_start(self, step: int) -> bool:
-        """False: nothing trains meanwhile."""
-        return False
-
-    def start(self, prompts: Sequence[Prompt], step: int) -> None:
-        raise NotImplementedError
-
-    def sync_weights(self, step: int) -> None:
-        """Nothing: an evaluation changes no weights."""
-
-    def release_memory(self) -> None:
-        """Nothing: no update follows."""
 
     def use_checkpoint(self, checkpoint: Path) -> None:
         """Name this checkpoint in requests from now on; only for a server that loads by name."""
