@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
+
+import torch
 
 from tests.support.groups import tiny_policy
 from tests.support.odd_server import OddServer, Reply
@@ -24,6 +26,7 @@ from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.server.weights import PushedWeights
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
+from vlm_pg.training.sharded_weights import stored_tensors
 from vlm_pg.types import Prompt, Sample
 
 QUESTIONS = 40
@@ -65,6 +68,9 @@ class Untrained:
 
     def save_weights(self, folder: Path) -> None:
         self.policy.model.save_pretrained(folder)
+
+    def stored_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return stored_tensors(self.policy.model, lambda weights: nullcontext())
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
         return nullcontext()

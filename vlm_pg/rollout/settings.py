@@ -24,6 +24,12 @@ class ServerSettings(Settings):
         "samples from them (vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, transformers serve). keep: the server keeps the "
         "weights it was started with; it must report log-probabilities.",
     )
+    transfer: Literal["folder", "broadcast"] = Field(
+        "folder",
+        description="How pushed weights reach the servers. folder: as files in weights_folder. broadcast: from rank 0 "
+        "over a process group with vLLM's workers (gloo, on GPUs NCCL), for which vLLM is started with the engine in "
+        "vlm_pg/rollout/server/vllm_plugin; not with model.lora.",
+    )
     weights_folder: str | None = Field(
         None,
         description="Folder for the weights that servers load, which they see under the same path (on one machine for "
