@@ -19,6 +19,7 @@ from vlm_pg.rollout.server import client
 
 pytestmark = pytest.mark.matrix
 
+TRANSFERS = ("folder", "broadcast")
 STEPS, QUESTIONS, DEATHS, CUTS = 12, 2, 20, 10
 
 
@@ -51,8 +52,8 @@ class MortalServer(WeightServer):
             return reply
 
 
-def config_of(folder: Path, server_url: str, **training: Any) -> Path:
-    settings = {"url": server_url, "retries": 2, "wait_seconds": 20.0, "timeout_seconds": 60.0}
+def config_of(folder: Path, server_url: str, transfer: str = "folder", **training: Any) -> Path:
+    settings = {"url": server_url, "retries": 2, "wait_seconds": 20.0, "timeout_seconds": 60.0, "transfer": transfer}
     return short_run(
         folder,
         rollout={"engine": "server", "num_generations": 4, "max_new_tokens": 8, "server": settings},
@@ -97,10 +98,13 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_run_outlives_a_server_that_dies_again_and_again(model: Path, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_a_run_outlives_a_server_that_dies_again_and_again(
+    model: Path, tmp_path: Path, seed: int, transfer: str
+) -> None:
     requests = range(2, STEPS * 12)
     server = MortalServer(model, dies=frozenset(random.Random(seed).sample(requests, DEATHS)))
-    train_to_the_end(config_of(tmp_path, server.url), server)
+    train_to_the_end(config_of(tmp_path, server.url, transfer), server)
     assert server.number > max(server.dies) and assert_trained_on_its_own(tmp_path, server) == STEPS * QUESTIONS * 4
 
 
@@ -125,7 +129,8 @@ LAYOUTS = {"ddp": (), "zero2": (2,), "zero3": (3, "all"), "zero3 by layer": (3, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_ranks_write_the_weights_once(model: Path, tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_ranks_write_or_send_the_weights_once(model: Path, tmp_path: Path, layout: str, transfer: str) -> None:
     """Three questions over two ranks; the responses are those of a single process."""
     stage, *gather = LAYOUTS[layout] or (None,)
     steps = 3
@@ -136,11 +141,12 @@ def test_ranks_write_the_weights_once(model: Path, tmp_path: Path, layout: str) 
     for ranks, arguments in ((1, []), (2, engine)):
         server, folder = MortalServer(model), tmp_path / f"of-{ranks}"
         folder.mkdir()
-        config = config_of(folder, server.url, steps=steps, prompts_per_step=3)
+        config = config_of(folder, server.url, transfer, steps=steps, prompts_per_step=3)
         run = ["train", str(config), f"model.path={model}", *arguments]
         launch_ranks("vlm_pg.cli", *run, ranks=ranks)
         server.stop()
-        assert server.controlled.count("/collective_rpc") == steps
+        loading = "/collective_rpc" if transfer == "folder" else "/finish_weight_update"
+        assert server.controlled.count(loading) == steps
         assert_trained_on_its_own(folder, server)
         lines = read_lines(folder / "run" / "metrics.jsonl")
         assert max(line["server_divergence_max"] for line in lines) < 1e-4

@@ -239,23 +239,23 @@ class PushedWeights:
 
     def _broadcast(self, updates: int, urls: Sequence[str]) -> Exception | None:
         """Send the weights to these servers, on every rank; why that failed, the same on all."""
-        ranks, version, problem = self._model.ranks, Version.new(self._run, updates), None
+        device, seconds, problem = self._model.policy.device, self._settings.timeout_seconds, None
         for _ in range(LOADING_ATTEMPTS):
-            loading = Version.new(self._run, None)
+            loading, version = Version.new(self._run, None), Version.new(self._run, updates)
 
-            async def commit(client: ServerClient, loading: Version = loading) -> None:
+            async def commit(client: ServerClient, loading: Version = loading, version: Version = version) -> None:
                 if not await self._commit(client, loading, version):
-                    raise ServerError("It was started again while it received the weights of the run.")
+                    raise ServerError("It was started again, or another run wrote to it.")
 
-            device, seconds = self._model.policy.device, self._settings.timeout_seconds
             transfer = Broadcast(urls, self._in_clients, str(loading), commit, device, seconds)
-            problem = transfer.send(self._model.stored_tensors(), ranks.is_rank0)
-            problem = ranks.from_rank0(lambda: problem)  # noqa: B023
+            failed = transfer.send(self._model.stored_tensors(), self._model.ranks.is_rank0)
+            problem = self._model.ranks.from_rank0(lambda: failed)  # noqa: B023
             if not isinstance(problem, ServerError):
-                break
-            self._log(f"the weights did not reach all servers: {problem}")
-        self._sent |= dict.fromkeys(urls, version)
-        return problem
+                self._sent |= dict.fromkeys(urls, version)
+                return problem
+            self._log(f"a broadcast of the weights failed: {problem}")
+        advice = "" if RUN_GOES_ON in str(problem) else f" {RUN_GOES_ON}"
+        return ServerError(f"{LOADING_ATTEMPTS} broadcasts of the weights failed, the last with: {problem}{advice}")
 
     def _broadcast_again(self, url: str) -> Exception | None:
         """Within a step, where ranks sample independently."""
