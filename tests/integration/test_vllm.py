@@ -215,7 +215,7 @@ def test_greedy_runs_end_with_the_weights_of_our_own_engine(server: VllmServer, 
 
 
 def test_a_server_that_is_killed_is_given_the_weights_again(server: VllmServer, tmp_path: Path) -> None:
-    """While it samples the third step."""
+    """While it samples the third step, or right before."""
     config = sections(server.model, tmp_path, server.url, training={"steps": 5})
     run = ModuleProcess("vlm_pg.cli", "train", str(write_config(tmp_path / "run.yaml", config)))
     while "step 2/" not in run.printed:
@@ -225,7 +225,7 @@ def test_a_server_that_is_killed_is_given_the_weights_again(server: VllmServer, 
     server.begin()
     done = run.finish(2 * START_SECONDS)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "has lost the weights of this run" in done.stderr + done.stdout
+    assert "does not answer" in done.stderr + done.stdout
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert len(lines) == 5
     assert_followed(lines)

@@ -1,5 +1,6 @@
-"""A server that receives weights, as a process of its own: ``python -m tests.support.receiver`` prints its URL and writes
-what it received to the file that each POST to ``/save`` names."""
+"""A server that receives weights, as a process of its own: ``python -m tests.support.receiver`` prints its URL.
+
+A POST to ``/save`` names a file for what it has received."""
 
 from __future__ import annotations
 

@@ -136,6 +136,7 @@ class WeightServer(TinyServer):
     """
 
     def __init__(self, model: Path):
+        self.asleep = set[str]()
         self.loads, self.version, self.adapters = True, "default", dict[str, Policy]()
         self.before_control: Callable[[str], Reply | None] = lambda path: None
         self.controlled: list[str] = []
@@ -143,7 +144,7 @@ class WeightServer(TinyServer):
         super().__init__(model)
         self._initial = model
         paths = ("/collective_rpc", "/update_weight_version", "/weight_info", *map("/reset_{}_cache".format, CACHES))
-        paths += ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+        paths += ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up")
         paths += ("/get_world_size", *map("/{}".format, TRANSFER))
         self.schema = Reply({"paths": {path: {} for path in paths}}, {})
 
@@ -152,7 +153,7 @@ class WeightServer(TinyServer):
         self._load(self._initial)
         self.worker.stop()
         self.worker = Worker()
-        self.version, self.adapters = "default", {}
+        self.version, self.adapters, self.asleep = "default", {}, set()
         self._list()
 
     def control(self, path: str, body: dict[str, Any]) -> Reply:
@@ -171,13 +172,19 @@ class WeightServer(TinyServer):
             self.version = body["new_version"]
             return Reply({"success": True}, body)
         if path == "/collective_rpc":
-            assert body["method"] == "reload_weights"
+            assert body["method"] == "reload_weights" and "weights" not in self.asleep
             folder = Path(body["kwargs"]["weights_path"])
             if not folder.is_dir():
                 return Reply({"error": f"Cannot find any model weights with {folder}"}, body, 500)
             if self.loads:
                 self._load(folder)
             return Reply({"results": [None]}, body)
+        if path.startswith("/sleep"):
+            self.asleep = {"weights", "kv_cache"}
+            if path.endswith("2"):
+                self._load(self._initial)
+        if path.startswith("/wake_up"):
+            self.asleep -= {path.rpartition("=")[2]} if "=" in path else self.asleep
         if path == "/v1/load_lora_adapter":
             folder = Path(body["lora_path"])
             rank = json.loads((folder / "adapter_config.json").read_text())["r"]
@@ -191,6 +198,8 @@ class WeightServer(TinyServer):
         return Reply({}, body, body=b"")
 
     def reply(self, body: dict[str, Any]) -> Reply:
+        if self.asleep:
+            return Reply({"error": {"message": "it is asleep"}}, body, 400)
         if body["model"] == "tiny":
             return super().reply(body)
         if body["model"] not in self.adapters:

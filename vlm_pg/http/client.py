@@ -127,8 +127,7 @@ class Client:
             max_retries=0,
             timeout=httpx2.Timeout(timeout_seconds, connect=connect_seconds),
             http_client=httpx2.AsyncClient(
-                verify=_tls(),
-                limits=httpx2.Limits(max_connections=connections), event_hooks={"response": [bound]}
+                verify=_tls(), limits=httpx2.Limits(max_connections=connections), event_hooks={"response": [bound]}
             ),
         )
 

@@ -92,6 +92,9 @@ class Sampler(Protocol):
         All ranks call this before each step.
         """
 
+    def release_memory(self) -> None:
+        """Give memory of the device to the update; all ranks call this after each step was sampled."""
+
 
 class Scorer(Protocol):
     """Computes log-probabilities of sampled responses: the reference of a KL, the policy itself."""

@@ -242,6 +242,9 @@ class RolloutEngine:
     def sync_weights(self) -> None:
         """Nothing to do: it samples with the policy itself."""
 
+    def release_memory(self) -> None:
+        """Nothing to do: each call frees what it took."""
+
     def check_stop(self) -> None:
         """Raise InterruptedError if a stop was requested."""
         if self._should_stop():

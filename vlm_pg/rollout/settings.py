@@ -35,6 +35,11 @@ class ServerSettings(Settings):
         description="Folder for the weights that servers load, which they see under the same path (on one machine for "
         "example below /dev/shm); default: weights/ in the run's folder.",
     )
+    sleep: bool = Field(
+        False,
+        description="Let vLLM sleep while the trainer updates, so that both may use the same GPUs. Needs vLLM's "
+        "--enable-sleep-mode and weights=push.",
+    )
     max_probe_divergence: float | None = Field(
         None,
         gt=0.0,
@@ -235,6 +240,16 @@ class RolloutSettings(Settings):
             problems.append(
                 "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
                 "example rollout.server.url=http://127.0.0.1:8000/v1."
+            )
+        if self.server.sleep and self.server.weights == "keep":
+            problems.append(
+                "rollout.server.sleep is true and rollout.server.weights is keep: a server that sleeps gives up its "
+                "weights, and is not given new ones. Set rollout.server.weights=push or rollout.server.sleep=false."
+            )
+        if self.server.sleep and self.server.transfer == "broadcast":
+            problems.append(
+                "rollout.server.sleep is true and rollout.server.transfer is broadcast: NCCL connects no two processes "
+                "on one GPU. Set rollout.server.transfer=folder, or rollout.server.sleep=false on GPUs of its own."
             )
         return problems
 

@@ -209,6 +209,7 @@ class Trainer:
         with self.phases.timed("weights") if self.config.rollout.engine == "server" else nullcontext():
             self.sampler.sync_weights()
         batch = self.collector.collect(step, min(PREFETCH_STEPS, self.config.training.steps - step))
+        self.sampler.release_memory()
         values: dict[str, float | None] = group_metrics(batch.sampled, batch.groups)
         values |= batch.counts
         values |= self._reward_errors.count()

@@ -55,7 +55,7 @@ def for_each(urls: Sequence[str], work: Callable[[ServerClient], Awaitable[Any]]
     return asyncio.run(all_of_them())
 
 
-def transfer(urls: Sequence[str], tensors: Tensors, timeout_seconds: float = 20.0) -> tuple[Exception | None, list[str]]:
+def transfer(urls: Sequence[str], tensors: Tensors, seconds: float = 20.0) -> tuple[Exception | None, list[str]]:
     """Why it failed, and the names that were taken."""
     taken: list[str] = []
 
@@ -70,7 +70,7 @@ def transfer(urls: Sequence[str], tensors: Tensors, timeout_seconds: float = 20.
     async def commit(client: ServerClient) -> None:
         pass
 
-    sender = Broadcast(urls, for_each, "loading", commit, torch.device("cpu"), timeout_seconds)
+    sender = Broadcast(urls, for_each, "loading", commit, torch.device("cpu"), seconds)
     return sender.send(source(), is_sender=True), taken
 
 
@@ -137,7 +137,7 @@ def test_a_server_that_is_lost_in_a_transfer_ends_it_in_time(
         await send(self, client)
 
     monkeypatch.setattr(Broadcast, "_send_bucket", until_lost)
-    problem, taken = transfer(urls, tensors, timeout_seconds=3.0)
+    problem, taken = transfer(urls, tensors, seconds=3.0)
     assert isinstance(problem, ServerError) and urls[0] in str(problem)
     assert taken == list(tensors) and time.monotonic() - started < 60
     lost.signal(signal.SIGCONT)
@@ -148,9 +148,7 @@ def test_a_server_that_is_lost_in_a_transfer_ends_it_in_time(
     assert problem is None and other.returncode is None
 
 
-def test_the_server_follows_every_update(
-    server: WeightServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_follows_every_update(server: WeightServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broadcast, "BUCKET_BYTES", 2**16)
     run = Run(tmp_path, server, transfer="broadcast")
     for step in range(3):
@@ -237,8 +235,8 @@ def test_replicas_all_follow(tmp_path: Path) -> None:
         run.engine.sync_weights()
         run.assert_on_policy(step)
         run.update()
-    for server in servers:
-        server.stop()
+    for one in servers:
+        one.stop()
 
 
 def test_what_cannot_be_broadcast_is_refused_before_the_run(server: WeightServer, tmp_path: Path) -> None:

@@ -250,9 +250,21 @@ def test_what_a_server_cannot_do_is_refused_before_the_run(server: WeightServer,
     server.schema = Reply({"paths": {"/collective_rpc": {}}}, {})
     with pytest.raises(ServerError, match=r"lacks /reset_encoder_cache.*VLLM_SERVER_DEV_MODE=1.*weights=keep"):
         Run(tmp_path, server)
+    with pytest.raises(ServerError, match=r"lacks .*/sleep, /update_weight_version, /wake_up"):
+        Run(tmp_path, server, sleep=True)
     server.models = {"data": [{"id": "tiny", "owned_by": "someone"}]}
+    with pytest.raises(ServerError, match=r"of kind openai; vLLM alone is known to sleep"):
+        Run(tmp_path, server, sleep=True)
     with pytest.raises(ServerError, match=r"kind openai, which cannot load the weights.*weights=keep"):
         Run(tmp_path, server)
+
+
+@pytest.mark.parametrize(("version", "logged"), [("0.32.1", False), ("0.40.0", True)])
+def test_a_vllm_that_was_not_tested_is_logged(server: WeightServer, tmp_path: Path, version: str, logged: bool) -> None:
+    server.schema.value["paths"]["/version"] = {}  # type: ignore[union-attr]
+    server.before_control = lambda path: Reply({"version": version}, {}) if path == "/version" else None
+    lines = Run(tmp_path, server).lines
+    assert any(f"is vLLM {version}; loading weights was tested with 0.32" in line for line in lines) is logged
 
 
 def test_a_folder_that_the_server_does_not_see_is_named(server: WeightServer, tmp_path: Path) -> None:
@@ -294,6 +306,64 @@ def test_a_server_that_loses_its_adapter_while_it_samples_is_given_it_again(
     server.next_reply = next_reply
     run.assert_on_policy(1)
     assert any("sampling again" in line for line in run.lines)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["weights", "adapter"])
+def test_a_server_sleeps_while_the_trainer_updates(
+    server: WeightServer, tmp_path: Path, lora: LoraSettings | None
+) -> None:
+    """It gives up its weights, unless an adapter needs them, and has them again before the next step in any case."""
+    run = Run(tmp_path, server, lora=lora, sleep=True)
+    for step in range(3):
+        run.engine.sync_weights()
+        run.assert_on_policy(step)
+        run.engine.release_memory()
+        assert server.asleep and server.controlled[-1] == f"/sleep?level={2 if lora is None else 1}"
+        if step != 1:
+            run.update(step)
+    if lora is None:
+        weights, cache = (server.controlled.index(f"/wake_up?tags={tag}") for tag in ("weights", "kv_cache"))
+        assert server.controlled[weights + 1 : cache] == ["/collective_rpc"]
+
+
+def test_a_restart_during_the_probe_is_no_other_weights(server: WeightServer, tmp_path: Path) -> None:
+    """Its responses come from the initial weights then, which alone would end the run."""
+    run = Run(tmp_path, server)
+    run.update()
+    left = [1]
+
+    def restart(number: int) -> Callable[[Reply], None] | None:
+        if left[0]:
+            left[0] -= 1
+            server.restart()
+            # This request was read by then; the next ones come from the initial weights.
+            return lambda reply: reply.value["choices"].clear()
+        return None
+
+    server.next_reply = restart
+    run.engine.sync_weights()
+    run.assert_on_policy(1)
+    assert any("started again while it was probed" in line for line in run.lines)
+
+
+def test_a_folder_that_cannot_be_written_is_named(server: WeightServer, tmp_path: Path) -> None:
+    (tmp_path / "full").write_text("")
+    run = Run(tmp_path, server, weights_folder=str(tmp_path / "full"))
+    with pytest.raises(ServerError, match=r"could not be written to .*full.*Not a directory.*weights_folder"):
+        run.engine.sync_weights()
+
+
+def test_runs_share_a_folder_for_weights(server: WeightServer, tmp_path: Path) -> None:
+    """Each in a part of its own, which it empties at its start."""
+    for name in ("a", "b", "a"):
+        run = Run(tmp_path / name, server, weights_folder=str(tmp_path / "shm"))
+        run.update()
+        run.engine.sync_weights()
+    kept = sorted(path.relative_to(tmp_path / "shm").parts for path in (tmp_path / "shm").glob("*/weights/*"))
+    assert [(first[:2], *rest) for first, *rest in kept] == [
+        ("a-", "weights", "weights-1"),
+        ("b-", "weights", "weights-1"),
+    ]
 
 
 def test_versions_are_read_as_they_are_written() -> None:

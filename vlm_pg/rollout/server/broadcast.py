@@ -12,10 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
+import torch.distributed
 
 from vlm_pg.errors import ServerError
 from vlm_pg.rollout.server.client import ServerClient, gather_or_cancel
+
+dist: Any = torch.distributed
 
 # Of one broadcast; a larger tensor is sent by itself.
 BUCKET_BYTES = 2**28
@@ -29,7 +31,8 @@ ForEachServer = Callable[[Sequence[str], Callable[[ServerClient], Awaitable[Any]
 class Broadcast:
     """One transfer to servers, each with a process group of its own that ends with the transfer.
 
-    Neither side's default process group is used. Tensors are copied into buckets, so the sender holds one bucket, or the largest tensor.
+    Neither side's default process group is used. Tensors are copied into a bucket, which the sender holds beside its
+    weights.
 
     Args:
         urls: of the servers.
@@ -104,7 +107,7 @@ class Broadcast:
         size = 1 + int((await client.control("/get_world_size", once=True)).get("world_size", 1))
         timeout = timedelta(seconds=self._timeout_seconds)
         address = await asyncio.to_thread(self._address_seen_from, client.url)
-        store = TCPStore(address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = dist.TCPStore(address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         info = {"address": address, "port": store.port, "key": self._key, "backend": backend, "world_size": size}
         info["timeout_seconds"] = self._timeout_seconds
@@ -149,7 +152,8 @@ class Broadcast:
         group, data = self._groups[client.url], [self._buffer[: self._filled]]
         try:
             # In a thread: NCCL connects in the first broadcast, for which the worker needs the request.
-            _, work = await gather_or_cancel([request, asyncio.to_thread(group.broadcast, data, BroadcastOptions())])
+            sent = asyncio.to_thread(group.broadcast, data, dist.BroadcastOptions())
+            _, work = await gather_or_cancel([request, sent])
             work.wait()  # the worker has it
         except RuntimeError as error:
             raise ServerError(f"The broadcast broke off: {error}") from error
@@ -163,12 +167,12 @@ class Broadcast:
         await self._commit(client)
 
 
-def _group(store: TCPStore, backend: str, size: int, address: str, timeout: timedelta) -> Any:
+def _group(store: Any, backend: str, size: int, address: str, timeout: timedelta) -> Any:
     """The sender's end of a group, as rank 0."""
     if backend == "nccl":
-        from torch.distributed import ProcessGroupNCCL
-
-        return ProcessGroupNCCL(store, 0, size, timeout)
-    options = ProcessGroupGloo._Options()
-    options._timeout, options._devices = timeout, [ProcessGroupGloo.create_device(hostname=address)]
-    return ProcessGroupGloo(store, 0, size, options)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, 0, size, options)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout, options._devices = timeout, [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, 0, size, options)

@@ -47,12 +47,14 @@ class ServerInfo:
     """What a server is. ``models`` is empty for one that loads whatever a request names.
 
     ``key``: the key it was sent, which a model's name may repeat. ``paths``: of its endpoints, as far as it lists them.
+    ``version``: of vLLM.
     """
 
     kind: Kind
     models: tuple[str, ...] = ()
     key: str | None = field(default=None, repr=False)
     paths: frozenset[str] = field(default=frozenset(), repr=False)
+    version: str | None = None
 
     def shown(self, name: str) -> str:
         """A model's name with the key masked."""
@@ -120,7 +122,10 @@ async def recognize(client: ServerClient) -> ServerInfo:
         )
     owner = entries[0].owned_by
     kind: Kind = "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
-    return ServerInfo(kind, tuple(entry.id for entry in entries), client.key, paths)
+    version = None
+    if kind == "vllm" and "/version" in paths:
+        version = str((await client.control("/version")).get("version"))
+    return ServerInfo(kind, tuple(entry.id for entry in entries), client.key, paths, version)
 
 
 async def cache_counts(client: ServerClient) -> Counter[str]:

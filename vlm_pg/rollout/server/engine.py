@@ -3,6 +3,7 @@ evaluations."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -72,7 +73,10 @@ class ServerEngine:
         self._check = DivergenceCheck(urls, server.kind, settings, self._generator.log_once)
         self._pushed: PushedWeights | None = None
         if not keeps:
-            folder = Path(settings.server.weights_folder or run_folder / "weights")
+            folder = run_folder / "weights"
+            if settings.server.weights_folder is not None:
+                of_run = f"{run_folder.name}-{zlib.crc32(str(run_folder.absolute()).encode()):08x}"
+                folder = Path(settings.server.weights_folder) / of_run / "weights"
             self._pushed = PushedWeights(model, settings, server, seed, should_stop, folder, log)
         else:
             log(
@@ -97,6 +101,15 @@ class ServerEngine:
             self._generator.use_checkpoint(self._pushed.path)
         elif self._pushed.adapter is not None:
             self._generator.model_name = self._pushed.adapter
+
+    def release_memory(self) -> None:
+        """Let the servers sleep, with ``rollout.server.sleep``.
+
+        Raises:
+            ServerError: a server does not.
+        """
+        if self._pushed is not None:
+            self._pushed.sleep()
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
         """``num_generations`` rollouts of every prompt; none of one without valid answers (``take_faults``).
@@ -235,6 +248,9 @@ class UnscoredSampler:
 
     def sync_weights(self) -> None:
         """Nothing: an evaluation changes no weights."""
+
+    def release_memory(self) -> None:
+        """Nothing: no update follows."""
 
     def use_checkpoint(self, checkpoint: Path) -> None:
         """Name this checkpoint in requests from now on; only for a server that loads by name."""

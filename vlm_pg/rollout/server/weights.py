@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from vlm_pg.distributed import RankLayout
+from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.policy import Policy
@@ -52,6 +52,8 @@ BROADCAST_ENDPOINTS = frozenset(
 )
 # And an adapter; vLLM has them with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
 ADAPTER_ENDPOINTS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+SLEEP_ENDPOINTS = frozenset(("/sleep", "/wake_up"))
+TESTED_VLLM = "0.32"
 # Of a server that is started again while it loads.
 LOADING_ATTEMPTS = 3
 # Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
@@ -110,7 +112,7 @@ class PushedWeights:
         server: their kind.
         seed: of the probe's requests.
         should_stop: polled; True raises InterruptedError.
-        folder: for the weights; servers see it under the same path.
+        folder: of this run alone, for the weights; servers see it under the same path.
         log: prints one line.
 
     Raises:
@@ -127,14 +129,20 @@ class PushedWeights:
         folder: Path,
         log: Callable[[str], None],
     ):
-        self._model, self._server, self._folder, self._log = model, server, folder, log
+        self._model, self._server, self._folder, self._log = model, server, folder.absolute(), log
         self._settings, self._should_stop = settings.server, should_stop
         self._is_adapter = model.policy.settings.lora is not None
         _check_endpoints(server, settings, self._is_adapter)
+        if server.version is not None and not server.version.startswith(TESTED_VLLM):
+            log(
+                f"the server at {', '.join(settings.server.urls)} is vLLM {server.version}; loading weights was tested "
+                f"with {TESTED_VLLM}. The probe after each loading shows whether it works (docs/servers.md)"
+            )
         # One that loads by name is told which weights to sample from with every request.
         self._urls = () if server.loads_by_name else settings.server.urls
-        self._run = model.ranks.from_rank0(lambda: f"{_plain(folder.parent.name)}-{secrets.token_hex(4)}")
+        self._run = model.ranks.from_rank0(self._begin)
         self._updates: int | None = None
+        self._asleep = False
         self._sends = settings.server.transfer == "broadcast"
         self._sent = dict[str, Version]()
         self._probes = [Probe(model.policy, settings, server, url, seed, should_stop, log) for url in self._urls]
@@ -152,8 +160,10 @@ class PushedWeights:
             InterruptedError: a stop was requested.
         """
         updates, ranks = self._model.policy.weights_version, self._model.ranks
-        if self._updates == updates:
+        if self._updates == updates and not self._asleep:
             return
+        if self._asleep and self._model.policy.device.type == "cuda":
+            torch.cuda.empty_cache()  # the server's memory may be here
         problem = self._broadcast(updates, self._urls) if self._sends else self._write(updates)
         # Rank 0 alone loads them: the others wait for its result, and all raise the same error.
         with self._model.gathered_parameters():
@@ -163,12 +173,34 @@ class PushedWeights:
                         self._load(number, updates)
                 except (ServerError, InterruptedError) as error:
                     problem = error
-        problem = ranks.from_rank0(lambda: problem)
-        if problem is not None:
-            raise problem
-        before, self._updates = self._updates, updates
-        if ranks.is_rank0 and before is not None:
+        self._raise_of_rank0(problem)
+        before, self._updates, self._asleep = self._updates, updates, False
+        if ranks.is_rank0 and before is not None and before != updates:
             self._drop(before)
+
+    def sleep(self) -> None:
+        """Let every server sleep until the next ``sync``, if that is set. All ranks call this.
+
+        Raises:
+            ServerError: a server does not.
+        """
+        if not self._settings.sleep:
+            return
+        barrier()  # another rank may still sample
+        # At level 2 weights are given up, at level 1 they wait in the host's memory: an adapter needs its base.
+        path, problem = f"/sleep?level={1 if self._is_adapter else 2}", None
+        if self._model.ranks.is_rank0:
+            try:
+                for url in self._urls:
+                    self._in_client(url, lambda client: client.control(path, {}))
+            except (ServerError, InterruptedError) as error:
+                problem = error
+        self._raise_of_rank0(problem)
+        self._asleep = True
+
+    def _raise_of_rank0(self, problem: Exception | None) -> None:
+        if (problem := self._model.ranks.from_rank0(lambda: problem)) is not None:
+            raise problem
 
     def confirm(self) -> list[Version]:
         """The version of every server, which is that of the present weights; a server without them loads them again.
@@ -188,8 +220,6 @@ class PushedWeights:
                 )
             if version is None or version.updates != self._updates:
                 self._log(f"the server at {url} has lost the weights of this run: loading them again")
-                if self._sends and (problem := self._broadcast_again(url)) is not None:
-                    raise problem
                 found[number] = self._load(number, self._updates)
         return [version for version in found if version is not None]
 
@@ -215,7 +245,13 @@ class PushedWeights:
         return found
 
     def _path(self, updates: int) -> Path:
-        return (self._folder / f"weights-{updates}").absolute()
+        return self._folder / f"weights-{updates}"
+
+    def _begin(self) -> str:
+        """A name that no other run has; weights that an earlier run has left in the folder are removed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        name = re.sub(r"[^A-Za-z0-9_.]", "_", self._folder.parent.name)[:40] or "run"
+        return f"{name}-{secrets.token_hex(4)}"
 
     def _write(self, updates: int) -> Exception | None:
         """Write the weights under their final name once they are whole; why that failed."""
@@ -250,31 +286,45 @@ class PushedWeights:
             transfer = Broadcast(urls, self._in_clients, str(loading), commit, device, seconds)
             failed = transfer.send(self._model.stored_tensors(), self._model.ranks.is_rank0)
             problem = self._model.ranks.from_rank0(lambda: failed)  # noqa: B023
-            if not isinstance(problem, ServerError):
+            if problem is None and self._model.ranks.is_rank0:
                 self._sent |= dict.fromkeys(urls, version)
+            if not isinstance(problem, ServerError):
                 return problem
             self._log(f"a broadcast of the weights failed: {problem}")
         advice = "" if RUN_GOES_ON in str(problem) else f" {RUN_GOES_ON}"
         return ServerError(f"{LOADING_ATTEMPTS} broadcasts of the weights failed, the last with: {problem}{advice}")
 
-    def _broadcast_again(self, url: str) -> Exception | None:
-        """Within a step, where ranks sample independently."""
-        assert self._updates is not None
-        if self._model.ranks.world_size > 1 or is_sharded(self._model.policy.model):
-            return ServerError(
-                f"The server at {url} was started again while it sampled, and several ranks can broadcast weights to "
-                f"it only between steps. rollout.server.transfer=folder can do so at any time. {RUN_GOES_ON}"
-            )
-        return self._broadcast(self._updates, [url])
+    def _give(self, url: str, updates: int) -> Version:
+        """Load the weights that are in the folder into one server, unless a broadcast has brought them."""
+        if not self._sends:
+            load = self._load_adapter if self._is_adapter else self._load_weights
+            return self._in_client(url, lambda client: load(client, updates))
+        if url not in self._sent:
+            # Other ranks, which would have to gather, sample at a pace of their own.
+            if self._model.ranks.world_size > 1 or is_sharded(self._model.policy.model):
+                raise ServerError(
+                    f"The server at {url} was started again within a step, and weights of several ranks are broadcast "
+                    f"only between steps. With rollout.server.transfer=folder they are loaded again. {RUN_GOES_ON}"
+                )
+            if (problem := self._broadcast(updates, [url])) is not None:
+                raise problem
+        return self._sent.pop(url)
 
     def _load(self, number: int, updates: int) -> Version:
-        """Load the weights that are in the folder into one server, unless they were sent to it; their version there,
-        once the probe has passed."""
+        """Bring the weights to one server; their version there, once the probe has passed."""
         url = self._urls[number]
-        load = self._load_adapter if self._is_adapter else self._load_weights
-        version = self._sent[url] if self._sends else self._in_client(url, lambda client: load(client, updates))
-        found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
-        self._divergence += found
+        for _ in range(LOADING_ATTEMPTS):
+            version = self._give(url, updates)
+            found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
+            if self._in_client(url, self._version) == version:
+                self._divergence += found
+                self._judge(url, updates, found)
+                return version
+            self._log(f"the server at {url} was started again while it was probed: loading the weights again")
+        raise ServerError(self._restarted(url))
+
+    def _judge(self, url: str, updates: int, found: Divergence) -> None:
+        """Raise ServerError for a server whose log-probabilities are not those of the weights it was given."""
         assert self._limit is not None
         if not found.tokens:
             raise ServerError(
@@ -288,9 +338,15 @@ class PushedWeights:
                 f"{found.mean:.3g} nats a token (largest difference {found.largest:.3g}), and "
                 f"rollout.server.max_probe_divergence allows {self._limit:g}. It must compute in the trainer's dtype "
                 "(--dtype), serve the same model and processor files, and load weights in place (docs/servers.md: "
-                "which vLLM was tested). run.resume=auto goes on from the last checkpoint."
+                f"which vLLM was tested). {RUN_GOES_ON}"
             )
-        return version
+
+    @staticmethod
+    def _restarted(url: str) -> str:
+        return (
+            f"The server at {url} was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. "
+            f"Its log says why. {RUN_GOES_ON}"
+        )
 
     async def _load_weights(self, client: ServerClient, updates: int) -> Version:
         path = str(self._path(updates))
@@ -305,6 +361,8 @@ class PushedWeights:
                 await client.control("/flush_cache", {})
                 return version
             await client.control("/update_weight_version", {"new_version": str(loading)})
+            if self._asleep:
+                await client.control("/wake_up?tags=weights", {})
             try:
                 await client.control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
             except ServerError as error:
@@ -312,12 +370,11 @@ class PushedWeights:
                     f"It did not load {path}: {error} It must see this folder under the same path "
                     f"(rollout.server.weights_folder), and serve the trained model; its log says more. {RUN_GOES_ON}"
                 ) from error
+            if self._asleep:
+                await client.control("/wake_up?tags=kv_cache", {})
             if await self._commit(client, loading, version):
                 return version
-        raise ServerError(
-            f"It was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. Its log says why. "
-            f"{RUN_GOES_ON}"
-        )
+        raise ServerError(self._restarted(client.url))
 
     async def _commit(self, client: ServerClient, loading: Version, version: Version) -> bool:
         """Set the version of a vLLM that has loaded; False if it was started again meanwhile."""
@@ -337,6 +394,8 @@ class PushedWeights:
 
     async def _load_adapter(self, client: ServerClient, updates: int) -> Version:
         version = self._adapter(updates)
+        if self._asleep:
+            await client.control("/wake_up", {})
         if await self._version(client) != version:  # another process of the run may have loaded it
             body = {"lora_name": str(version), "lora_path": str(self._path(updates))}
             await client.control("/v1/load_lora_adapter", body)
@@ -457,6 +516,11 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"model.lora is set, and the server at {urls} is of kind {kind}, which is not known to load adapters. Use "
             "vLLM, set model.lora=null, or rollout.engine=in_process."
         )
+    if settings.server.sleep and kind != "vllm":
+        raise ServerError(
+            f"rollout.server.sleep is set, and the server at {urls} is of kind {kind}; vLLM alone is known to sleep. "
+            "Use vLLM, or set rollout.server.sleep=false."
+        )
     if server.loads_by_name:
         return
     if kind not in ENDPOINTS:
@@ -464,7 +528,11 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"The server at {urls} is of kind {kind}, which cannot load the weights of a run. Use vLLM, SGLang or "
             "transformers serve; or set rollout.server.weights=keep to train on what its own weights sample."
         )
-    needed = ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind] | (BROADCAST_ENDPOINTS if sends else frozenset())
+    needed = ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]
+    if settings.server.sleep:
+        needed = needed | SLEEP_ENDPOINTS
+    if sends:
+        needed = needed | BROADCAST_ENDPOINTS
     if lacking := sorted(needed - server.paths):
         how = {"vllm": "Start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 was tested). ", "sglang": ""}
         if is_adapter:
@@ -473,7 +541,3 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             f"The server at {urls} ({kind}) lacks {', '.join(lacking)}, which loading the weights of a run takes. "
             f"{how[kind]}Or set rollout.server.weights=keep to train on what the weights it has sample."
         )
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.]", "_", name)[:40] or "run"

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import BroadcastOptions, ProcessGroupGloo, TCPStore
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+import torch.distributed
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+dist: Any = torch.distributed
 
 # Tensors begin at multiples of this many bytes in a bucket, which has tensors of several dtypes.
 ALIGNMENT = 16
@@ -80,19 +77,16 @@ class BroadcastEngine(WeightTransferEngine):
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
         timeout = timedelta(seconds=info.timeout_seconds)
-        store = TCPStore(info.address, info.port, is_master=False, timeout=timeout, wait_for_workers=False)
+        store = dist.TCPStore(info.address, info.port, is_master=False, timeout=timeout, wait_for_workers=False)
         store.set(f"present/{rank}", "")  # the trainer joins once all workers are about to
         if info.backend == "nccl":
-            from torch.distributed import ProcessGroupNCCL
-
-            self._group = ProcessGroupNCCL(store, rank, info.world_size, timeout)
+            backend, options = dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.Options()
         else:
+            backend, options = dist.ProcessGroupGloo, dist.ProcessGroupGloo._Options()
             with socket.create_connection((info.address, info.port), info.timeout_seconds) as connection:
-                address = connection.getsockname()[0]
-            options = ProcessGroupGloo._Options()
-            options._timeout, options._devices = timeout, [ProcessGroupGloo.create_device(hostname=address)]
-            self._group = ProcessGroupGloo(store, rank, info.world_size, options)
-        self._key = info.key
+                options._devices = [backend.create_device(hostname=connection.getsockname()[0])]
+        options._timeout = timeout
+        self._group, self._key = backend(store, rank, info.world_size, options), info.key
 
     def start_weight_update(self) -> None:
         self._finalize()
@@ -108,22 +102,16 @@ class BroadcastEngine(WeightTransferEngine):
 
     def receive_weights(self, bucket: Bucket) -> None:
         if self._group is None or self._key != bucket.key:
-            raise RuntimeError("This bucket is of another process group: the server was started again, or two runs send")
-        dtypes = [getattr(torch, name) for name in bucket.dtypes]
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(bucket.shapes, dtypes, strict=True)]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
-        flat = torch.empty(starts[-1], dtype=torch.uint8, device=self.device)
-        self._group.broadcast([flat], BroadcastOptions()).wait()
-
-        def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, dtype, shape, start, size in zip(
-                bucket.names, dtypes, bucket.shapes, starts, sizes, strict=False
-            ):
-                yield name, flat[start : start + size].view(dtype).view(shape)
-
-        self.model.load_weights(tensors())
+            raise RuntimeError("This bucket is of another process group: the server restarted, or two runs send.")
+        places, end = [], 0
+        for name, dtype_name, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
+            dtype = getattr(torch, dtype_name)
+            size = math.prod(shape) * dtype.itemsize
+            places.append((name, dtype, shape, slice(end, end + size)))
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        flat = torch.empty(end, dtype=torch.uint8, device=self.device)
+        self._group.broadcast([flat], dist.BroadcastOptions()).wait()
+        self.model.load_weights((name, flat[place].view(dtype).view(shape)) for name, dtype, shape, place in places)
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
