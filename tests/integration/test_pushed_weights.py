@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.odd_server import Reply
-from tests.support.processes import launch_ranks
+from tests.support.processes import launch_ranks, start_ranks
 from tests.support.runs import deepspeed_config, read_lines
 from tests.support.short_run import short_run, train_here
 from tests.support.tiny_server import WeightServer
@@ -155,3 +155,24 @@ def test_ranks_write_or_send_the_weights_once(model: Path, tmp_path: Path, layou
         found.append(sorted((record["step"], record["sample_id"], record["response"]) for record in records))
     # Of two ranks, the first one logs its own questions.
     assert found[1] and set(found[1]) < set(found[0])
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_ranks_end_a_failed_broadcast_together(model: Path, tmp_path: Path, times: int) -> None:
+    """Under ZeRO-3 rank 0 goes on gathering with the others. Broken off once, everything is sent again."""
+    server, left = MortalServer(model), [times]
+
+    def cut(path: str) -> Reply | None:
+        if path != "/update_weights" or not left[0]:
+            return None
+        left[0] -= 1
+        return Reply({}, {}, silent=True)
+
+    server.before_control = cut
+    config = config_of(tmp_path, server.url, "broadcast", steps=2)
+    engine = ["training.engine=deepspeed", f"training.deepspeed_config={deepspeed_config(tmp_path, 3)}"]
+    done = [rank.finish(300) for rank in start_ranks("vlm_pg.cli", "train", str(config), *engine)]
+    server.stop()
+    printed = done[0].stdout + done[0].stderr
+    assert [rank.returncode for rank in done] == ([0, 0] if times == 1 else [2, 2]), printed
+    assert ("3 broadcasts of the weights failed" if times == 99 else "a broadcast of the weights failed") in printed
