@@ -6,6 +6,7 @@
 #   bash scripts/train_video.sh CONFIG [key=value ...]            any other config
 #
 # Configs of the embedded task (configs/embedded*.yaml, configs/algorithms/) have its data set rendered first.
+# A CONFIG with rollout.server.launch gets its vLLM servers started before and stopped after (docs/servers.md).
 # With a CONFIG all GPUs of this machine are used (CUDA_VISIBLE_DEVICES chooses), or all of several nodes: started by
 # srun or sbatch, with a DeepSpeed hostfile (VLM_PG_HOSTFILE=FILE), or on each node with NNODES, NODE_RANK and MASTER_ADDR.
 # scripts/launch.sh says what is looked at; scripts/nodes/ has files to begin with.
@@ -14,8 +15,9 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 
-# The engine that a config with its overrides asks for; a faulty config ends here with its message.
-configured_engine() {
+# The engine that a config with its overrides asks for and, if it has servers to start (rollout.server.launch), the host
+# that they bind. A faulty config ends here with its message.
+configured() {
     "$VENV/bin/python" - "$@" <<'PYTHON'
 import sys
 
@@ -23,7 +25,9 @@ from vlm_pg.config import load_config
 from vlm_pg.errors import VlmPgError
 
 try:
-    print(load_config(sys.argv[1], sys.argv[2:]).training.engine)
+    config = load_config(sys.argv[1], sys.argv[2:])
+    launch = config.rollout.server.launch
+    print(config.training.engine, launch.host if launch else "")
 except VlmPgError as error:
     sys.exit(f"vlm-pg: error: {error}")
 PYTHON
@@ -51,6 +55,22 @@ set_up_environment
 cd "$REPO_ROOT"
 export PATH="$VENV/bin:$PATH"
 
+# The first node starts the config's servers, then this script again on the GPUs that they leave. Ranks that a launcher
+# has started find servers at work.
+if [ -n "$config" ] && [ -z "${VLM_PG_SERVING:-}" ] && [ "$HOW" != rank ] && [ "$HOW" != task ]; then
+    found="$(configured "$config" "$@")" || exit 2
+    read -r _ host <<<"$found"
+    if [ -n "$host" ] && [ "$HOW" = srun ]; then
+        _refuse "rollout.server.launch starts servers on one node, and tasks of srun get all GPUs of every node. Use scripts/nodes/train_vllm.sbatch, where one node serves."
+    fi
+    if [ -n "$host" ] && [ "$NODES" -gt 1 ] && { [ "$host" = 127.0.0.1 ] || [ "$host" = localhost ]; }; then
+        _refuse "rollout.server.launch.host is $host, which the other of $NODES nodes do not reach. Set it to an address of the first node in a private network, and rollout.server.url=http://ADDRESS:PORT/v1."
+    fi
+    if [ -n "$host" ] && [ "$NODE" = 0 ]; then
+        exec vlm-pg serve "$config" "$@" -- bash "$REPO_ROOT/scripts/train_video.sh" "$config" "$@"
+    fi
+fi
+
 case "$config" in
 "" | "$REPO_ROOT"/configs/embedded*.yaml | "$REPO_ROOT"/configs/algorithms/*.yaml)
     # Once: the others wait for the first one before they read.
@@ -67,7 +87,8 @@ config="${config:-$REPO_ROOT/configs/embedded.yaml}"
 # Several processes without an engine of the user's own get one that divides what each would hold.
 engine=torch
 if [ "$HOW" != rank ] && { [ $((NODES * PROCESSES_HERE)) -gt 1 ] || [ "$HOW" = task ]; }; then
-    engine="$(configured_engine "$config" "$@")" || exit 2
+    found="$(configured "$config" "$@")" || exit 2
+    read -r engine _ <<<"$found"
     case "$engine, $* " in
     torch,*" training.engine="*) ;; # asked for
     torch,*)

@@ -23,9 +23,9 @@ Relative paths, in config files too, are relative to the current directory.
 
 exit codes:
   0    done
-  1    a bug (with its traceback); or `doctor` found that a required part is missing; or `verify` that sharing
-       is not exact; or `plan` that the run does not fit into memory; or `check` that records cannot be used;
-       or `eval --like` that an answer is another one
+  1    a bug (with its traceback); or `doctor` found that a required part is missing, or that a server does not
+       fit the trainer; or `verify` that sharing is not exact; or `plan` that the run does not fit into memory; or
+       `check` that records cannot be used; or `eval --like` that an answer is another one
   2    something you can put right: a setting, a file, a model (one message, no traceback)
   75   another process of the run has gone or failed; one message says which
   130  stopped by Ctrl-C; `train` has written a checkpoint, from which run.resume=auto goes on (after SIGTERM and
@@ -106,7 +106,13 @@ def _is_connected() -> bool:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    beside: list[str] = []
+    if words[:1] == ["serve"] and "--" in words:
+        split = words.index("--")
+        words, beside = words[:split], words[split + 1 :]
+    arguments, rest = parser.parse_known_args(words)
+    arguments.beside = beside
     # argparse takes no overrides that follow an option ("eval CHECKPOINT --config CONFIG training.steps=5").
     if rest and not (hasattr(arguments, "overrides") and all(map(_is_assignment, rest))):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -116,6 +122,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.command == "check" and arguments.data is not None and _is_override(arguments.config):
         arguments.overrides = [arguments.config, *arguments.overrides]
         arguments.data, arguments.config = None, arguments.data
+    if arguments.command == "doctor" and arguments.config is not None and _is_override(arguments.config):
+        arguments.config, arguments.overrides = None, [arguments.config, *arguments.overrides]
     if arguments.command == "eval" and arguments.target is not None and _is_override(arguments.target):
         arguments.target, arguments.overrides = None, [arguments.target, *arguments.overrides]
     return arguments
@@ -149,10 +157,20 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
     _add_overrides(train)
 
+    serve = add("serve", "start the vLLM servers of rollout.server.launch, and stop them at the end")
+    serve.usage = "vlm-pg serve [-h] [--dry-run] CONFIG [KEY=VALUE ...] [-- COMMAND ...]"
+    serve.epilog = (
+        "With COMMAND, it is run once all servers are healthy, on the GPUs that they leave, and its exit code is "
+        "returned. For example: vlm-pg serve CONFIG -- vlm-pg train CONFIG"
+    )
+    serve.add_argument("config", metavar="CONFIG", type=Path, help="YAML file of the run")
+    _add_overrides(serve)
+    serve.add_argument("--dry-run", action="store_true", help="print the servers' command lines and start nothing")
+
     _add_data(add)
     _add_results(add)
     _add_measurements(add)
-    add("doctor", "check what this machine offers, and say what to do about what is missing")
+    _add_doctor(add)
     return parser
 
 
@@ -275,6 +293,19 @@ def _add_measurements(add: _Add) -> None:
     cache.add_argument("target", metavar="CONFIG|FOLDER", type=Path, help="fill: a YAML file; else the cache's folder")
     _add_overrides(cache)
     cache.add_argument("--max-gb", type=float, metavar="GIB", help="of prune: what may stay")
+
+
+def _add_doctor(add: _Add) -> None:
+    doctor = add("doctor", "check this machine, or with --server a sampling server, and say what to do about faults")
+    doctor.add_argument("--server", metavar="URL", help="check the contract between the trainer and this server")
+    doctor.add_argument("config", metavar="CONFIG", nargs="?", help="with --server: YAML file of the run")
+    _add_overrides(doctor)
+    doctor.add_argument("--model", metavar="PATH", help="with --server, instead of CONFIG: the model that is trained")
+    doctor.add_argument(
+        "--update",
+        action="store_true",
+        help="with --server: load changed weights into the server, and the model's own at the end; not during a run",
+    )
 
 
 def _add_overrides(command: argparse.ArgumentParser, whose: str = "file") -> None:

@@ -177,6 +177,32 @@ def verify(arguments: argparse.Namespace) -> int:
     return EXIT_OK if verify(config, arguments.questions, arguments.response_tokens) else EXIT_NOT_EXACT
 
 
+def serve(arguments: argparse.Namespace) -> int:
+    config = _config(arguments.config, arguments.overrides)
+    launch = config.rollout.server.launch
+    if launch is None:
+        raise ConfigError(
+            f"{arguments.config} has no rollout.server.launch, which says what servers to start. Set it, for example "
+            "rollout.server.launch={num_servers: 4} with rollout.engine=server and "
+            "rollout.server.url=http://127.0.0.1:8000/v1 (docs/servers.md)."
+        )
+    from vlm_pg.rollout.server.launch import VISIBLE, divide_gpus, server_commands, visible_gpus
+    from vlm_pg.rollout.server.supervise import serve
+
+    shared = config.rollout.server.sleep
+    of_servers, of_training = divide_gpus(visible_gpus(), launch, trains=bool(arguments.beside), shared=shared)
+    sections = config.model, config.media, config.prompt, config.rollout
+    commands = server_commands(*sections, config.run.seed, of_servers)
+    if arguments.dry_run:
+        print("\n".join(map(str, commands)))
+        return EXIT_OK
+    # Not in the run's folder, which training moves aside at the start of a new run.
+    folder = Path(f"{config.run.dir}-servers")
+    environment = {VISIBLE: ",".join(of_training)} if of_servers else {}
+    log = lambda line: print(visible(f"vlm-pg serve: {line}"), flush=True)  # noqa: E731
+    return serve(commands, folder, launch.start_seconds, arguments.beside, environment, log)
+
+
 def plan(arguments: argparse.Namespace) -> int:
     with imported_at_once():
         from vlm_pg.plan.command import plan, print_published
@@ -211,9 +237,37 @@ def cache(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    from vlm_pg.doctor import run_doctor
+    from vlm_pg.doctor import print_findings, run_doctor
 
-    return EXIT_OK if run_doctor() else EXIT_NOT_READY
+    config_path, model = arguments.config, arguments.model
+    if arguments.server is None:
+        if config_path or model or arguments.overrides or arguments.update:
+            raise ConfigError(
+                "CONFIG, --model, --update and KEY=VALUE go with --server URL. Give it, or leave them out."
+            )
+        return EXIT_OK if run_doctor() else EXIT_NOT_READY
+    if (config_path is None) == (model is None):
+        raise ConfigError("--server needs the model that is trained: give either CONFIG or --model PATH.")
+    of_server = ("rollout.engine=server", f"rollout.server.url={arguments.server}", "rollout.server.replicas=[]")
+    overrides = [*arguments.overrides, *of_server]
+    if config_path is not None:
+        config = _config(config_path, overrides)
+    else:
+        from vlm_pg.config import config_of
+
+        config = config_of({"model": {"path": model}, "training": {"steps": 1}}, Path("--model"), overrides)
+    try:
+        with imported_at_once():
+            from vlm_pg.observe.console import quiet_libraries
+            from vlm_pg.rollout.server.contract import check_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--server needs the package {error.name}. Install it with: pip install 'vlm-pg[server]'."
+        ) from error
+    quiet_libraries()
+    checks = check_server(config.model, config.rollout, config.run.seed, Path(config.run.dir), arguments.update)
+    passed, failed = "The server fits this trainer.", "The server does not fit this trainer, see above."
+    return EXIT_OK if print_findings(checks, passed, failed) else EXIT_NOT_READY
 
 
 def _config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:

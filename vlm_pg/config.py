@@ -277,6 +277,19 @@ def _algorithm_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, tr
             "that both log-probabilities it compares are the same ones. Set rollout.logprobs=recompute.",
         ),
         (
+            rollout.staleness > 0 and rollout.logprobs == "recompute" and algorithm.importance_cap is None,
+            f"rollout.staleness is {rollout.staleness} and rollout.logprobs is recompute, which takes the ratio to the "
+            "weights before the update and not to those that sampled. Set algorithm.importance_cap=2, which corrects "
+            "for the difference, or rollout.logprobs=reuse.",
+        ),
+        (
+            rollout.staleness > 0
+            and (algorithm.resample_rounds > 0 or (algorithm.prune_rate > 0 and algorithm.prune_fill)),
+            f"rollout.staleness is {rollout.staleness}, and algorithm.resample_rounds or prune_fill takes further "
+            "questions once the rewards of a step are known, while the next steps are sampled already. Set "
+            "rollout.staleness=0, or algorithm.resample_rounds=0 and algorithm.prune_fill=false.",
+        ),
+        (
             algorithm.temporal_bonus > 0 and rollout.engine == "server",
             "algorithm.temporal_bonus is set and rollout.engine is server: a server reads the media file itself and "
             "cannot be shown its frames in another order. Set rollout.engine=in_process or algorithm.temporal_bonus=0.",

@@ -1,4 +1,4 @@
-"""``vlm-pg doctor``: checks of this machine, with a remedy for what is missing."""
+"""``vlm-pg doctor``: checks of this machine, with a remedy for what is missing; and how checks are printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,14 +17,15 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from vlm_pg.memory import GIB, host_bytes
+from vlm_pg.observe.text import visible
 from vlm_pg.threads import usable_cores
 from vlm_pg.versions import version_of
 
-Status = Literal["ok", "note", "missing"]
+Status = Literal["ok", "note", "missing", "failed"]
 INSTALL = "Run bash scripts/train_video.sh, which installs it, or pip install -c constraints.txt -e ."
 MIN_PYTHON = (3, 11)
 MIN_FREE_GIB = 5.0
-_MARKS: dict[Status, str] = {"ok": "ok     ", "note": "note   ", "missing": "MISSING"}
+_MARKS: dict[Status, str] = {"ok": "ok     ", "note": "note   ", "missing": "MISSING", "failed": "FAILED "}
 
 _PACKAGE = "vlm-pg"
 _PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
@@ -45,7 +46,7 @@ _ALSO_AS = {"mlflow-skinny": "mlflow"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report, with a ``remedy`` unless it is ``ok``."""
+    """One line of the report; ``remedy``: what to do unless it is ``ok``, if ``detail`` does not say it."""
 
     name: str
     status: Status
@@ -55,14 +56,19 @@ class Finding:
 
 def run_doctor() -> bool:
     """Print every finding; True if nothing that is required is missing."""
-    ready = True
-    for finding in findings():
-        ready = ready and finding.status != "missing"
-        print(f"{_MARKS[finding.status]} {finding.name:21} {finding.detail}")
+    return print_findings(findings(), "Ready.", "Not ready: a required part is missing, see above.")
+
+
+def print_findings(findings: Iterable[Finding], passed: str, failed: str) -> bool:
+    """Print each finding once it is there, and a last line; True if nothing is missing and nothing failed."""
+    good = True
+    for finding in findings:
+        good = good and finding.status in ("ok", "note")
+        print(visible(f"{_MARKS[finding.status]} {finding.name:21} {finding.detail}"), flush=True)
         if finding.remedy:
-            print(f"        {'':21} -> {finding.remedy}")
-    print("Ready." if ready else "Not ready: a required part is missing, see above.")
-    return ready
+            print(f"        {'':21} -> {finding.remedy}", flush=True)
+    print(passed if good else failed)
+    return good
 
 
 def findings() -> Iterator[Finding]:

@@ -66,7 +66,15 @@ class ServerError(VlmPgError):
 
 
 class AnswerError(ServerError):
-    """One answer of a server that cannot be trained on; the same request may yield a valid one."""
+    """One answer of a server that cannot be trained on; the same request may yield a valid one.
+
+    Args:
+        url: of the server.
+    """
+
+    def __init__(self, message: str, url: str = ""):
+        super().__init__(message)
+        self.url = url
 
 
 class TooManyBadSamples(VlmPgError):

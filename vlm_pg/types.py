@@ -318,6 +318,7 @@ class Rollout:
     ``entropies`` float32 [R], nats: of the policy at the sampling temperature, before filters.
     The last two are None where the engine does not know them.
     ``forward``: what sampling computed of it, where the update starts from that (``RecordedForward``).
+    ``weights_version``: optimizer steps the weights that sampled it had had; None: those of the policy.
     """
 
     token_ids: torch.Tensor
@@ -327,6 +328,7 @@ class Rollout:
     sampling_logprobs: torch.Tensor | None = None
     entropies: torch.Tensor | None = None
     forward: RecordedForward | None = field(default=None, compare=False, repr=False)
+    weights_version: int | None = None
 
 
 @dataclass(frozen=True)

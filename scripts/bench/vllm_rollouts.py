@@ -306,7 +306,7 @@ def _agreement(ours: Ours, question: Question, response: dict[str, Any]) -> Numb
     import torch
 
     from vlm_pg.rollout.scoring import PolicyScorer
-    from vlm_pg.rollout.server.engine import divergence
+    from vlm_pg.rollout.server.divergence import divergence
     from vlm_pg.types import ResponseGroup
 
     choices = response["choices"]

@@ -5,13 +5,14 @@ The server records under which weights it has sampled each response: none is tra
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.odd_server import Reply
-from tests.support.processes import launch_ranks, start_ranks
+from tests.support.processes import ModuleProcess, launch_ranks, start_ranks
 from tests.support.runs import deepspeed_config, read_lines
 from tests.support.short_run import short_run, train_here
 from tests.support.tiny_server import WeightServer
@@ -52,22 +53,28 @@ class MortalServer(WeightServer):
             return reply
 
 
-def config_of(folder: Path, server_url: str, transfer: str = "folder", **training: Any) -> Path:
+def config_of(folder: Path, server_url: str, staleness: int = 0, transfer: str = "folder", **training: Any) -> Path:
     settings = {"url": server_url, "retries": 2, "wait_seconds": 20.0, "timeout_seconds": 60.0, "transfer": transfer}
     return short_run(
         folder,
-        rollout={"engine": "server", "num_generations": 4, "max_new_tokens": 8, "server": settings},
+        rollout={
+            "engine": "server",
+            "num_generations": 4,
+            "max_new_tokens": 8,
+            "staleness": staleness,
+            "server": settings,
+        },
         training={"steps": STEPS, "prompts_per_step": QUESTIONS, "checkpoint_every": 0, "learning_rate": 1e-3}
         | training,
         observe={"trackers": [], "report": False, "rollouts_per_step": 99, "thumbnails": 0},
     )
 
 
-def assert_trained_on_its_own(folder: Path, server: MortalServer) -> int:
-    """Every rollout was sampled under the weights of its step; how many there are."""
+def assert_trained_on_its_own(folder: Path, server: MortalServer, staleness: int = 0) -> int:
+    """Every rollout was sampled under the weights that it names, which are recent enough; how many there are."""
     records = read_lines(folder / "run" / "rollouts.jsonl")
     for record in records:
-        assert record["policy_version"] == record["step"] - 1
+        assert 0 <= record["step"] - 1 - record["policy_version"] <= staleness
         version, response = str(record["policy_version"]), record["response"]
         assert any(
             (under, said) == (version, response) and record["question"] in asked
@@ -104,8 +111,48 @@ def test_a_run_outlives_a_server_that_dies_again_and_again(
 ) -> None:
     requests = range(2, STEPS * 12)
     server = MortalServer(model, dies=frozenset(random.Random(seed).sample(requests, DEATHS)))
-    train_to_the_end(config_of(tmp_path, server.url, transfer), server)
+    train_to_the_end(config_of(tmp_path, server.url, transfer=transfer), server)
     assert server.number > max(server.dies) and assert_trained_on_its_own(tmp_path, server) == STEPS * QUESTIONS * 4
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+def test_rollouts_are_as_old_as_allowed(model: Path, tmp_path: Path, staleness: int) -> None:
+    """They have the questions of a run that does not sample ahead; a step that loses its server is sampled again."""
+    questions = []
+    for steps_ahead in (0, staleness):
+        (folder := tmp_path / str(steps_ahead)).mkdir()
+        server = MortalServer(model, dies=frozenset((25, 50, 75) if steps_ahead else ()))
+        ended = train_here(config_of(folder, server.url, steps_ahead), f"model.path={model}")
+        server.stop()
+        assert ended.code == 0, ended.printed
+        assert assert_trained_on_its_own(folder, server, steps_ahead) == STEPS * QUESTIONS * 4
+        records = read_lines(folder / "run" / "rollouts.jsonl")
+        questions.append({(record["step"], record["sample_id"]) for record in records})
+        lags = [line["rollout_lag"] for line in read_lines(folder / "run" / "metrics.jsonl")]
+        assert lags[0] == 0 and max(lags) <= steps_ahead and (max(lags) > 0) == (steps_ahead > 0)
+        assert ("server idle" in ended.printed) and "trainer idle" in ended.printed
+    assert questions[0] == questions[1]
+
+
+def test_a_killed_run_samples_ahead_again(model: Path, tmp_path: Path) -> None:
+    """No question is lost and none is trained twice, whatever was being sampled."""
+    server = MortalServer(model)
+    config = config_of(tmp_path, server.url, 2, checkpoint_every=2)
+    run = ModuleProcess("vlm_pg.cli", "train", str(config))
+    while "step  5/" not in run.printed:
+        assert run.returncode is None, run.printed
+        time.sleep(0.01)
+    run.kill()
+    run.finish()
+    assert train_here(config).code == 0
+    server.stop()
+    assert [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    trained = {(r["step"], r["sample_id"]) for r in read_lines(tmp_path / "run" / "rollouts.jsonl")}
+    (folder := tmp_path / "whole").mkdir()
+    server = MortalServer(model)
+    assert train_here(config_of(folder, server.url), f"model.path={model}").code == 0
+    server.stop()
+    assert trained == {(r["step"], r["sample_id"]) for r in read_lines(folder / "run" / "rollouts.jsonl")}
 
 
 def test_a_run_outlives_transfers_that_break_off(model: Path, tmp_path: Path) -> None:
@@ -128,6 +175,19 @@ def test_a_run_outlives_transfers_that_break_off(model: Path, tmp_path: Path) ->
 LAYOUTS = {"ddp": (), "zero2": (2,), "zero3": (3, "all"), "zero3 by layer": (3, "layers")}
 
 
+def test_ranks_sample_ahead_together(model: Path, tmp_path: Path) -> None:
+    """With importance weights and one question less than two ranks would share evenly; the server dies twice."""
+    server = MortalServer(model, dies=frozenset((31, 60)))
+    config = config_of(tmp_path, server.url, 2, prompts_per_step=3)
+    options = ("rollout.logprobs=recompute", "algorithm.importance_cap=2", "algorithm.importance_level=sequence")
+    launch_ranks("vlm_pg.cli", "train", str(config), f"model.path={model}", *options)
+    server.stop()
+    assert_trained_on_its_own(tmp_path, server, 2)
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert len(lines) == STEPS and max(line["rollout_lag"] for line in lines) > 0
+    assert all(line["importance_mean"] > 0 for line in lines)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("transfer", TRANSFERS)
 def test_ranks_write_or_send_the_weights_once(model: Path, tmp_path: Path, layout: str, transfer: str) -> None:
@@ -141,7 +201,7 @@ def test_ranks_write_or_send_the_weights_once(model: Path, tmp_path: Path, layou
     for ranks, arguments in ((1, []), (2, engine)):
         server, folder = MortalServer(model), tmp_path / f"of-{ranks}"
         folder.mkdir()
-        config = config_of(folder, server.url, transfer, steps=steps, prompts_per_step=3)
+        config = config_of(folder, server.url, transfer=transfer, steps=steps, prompts_per_step=3)
         run = ["train", str(config), f"model.path={model}", *arguments]
         launch_ranks("vlm_pg.cli", *run, ranks=ranks)
         server.stop()
@@ -169,7 +229,7 @@ def test_ranks_end_a_failed_broadcast_together(model: Path, tmp_path: Path, time
         return Reply({}, {}, silent=True)
 
     server.before_control = cut
-    config = config_of(tmp_path, server.url, "broadcast", steps=2)
+    config = config_of(tmp_path, server.url, transfer="broadcast", steps=2)
     engine = ["training.engine=deepspeed", f"training.deepspeed_config={deepspeed_config(tmp_path, 3)}"]
     done = [rank.finish(300) for rank in start_ranks("vlm_pg.cli", "train", str(config), *engine)]
     server.stop()

@@ -103,7 +103,7 @@ def test_questions_of_every_medium(
     )
     engine = ServerEngine(Untrained(policy), settings, 7, lambda: False, messages, tmp_path, lambda line: None)
     assert engine.server.kind == "vllm"
-    engine.sync_weights()
+    engine.sync_weights(1)
     for step, prompt in enumerate(prompts):
         (rollouts,) = engine.generate([prompt], step)
         assert len(rollouts) == GENERATIONS and len({rollout.text for rollout in rollouts}) > 1

@@ -17,6 +17,7 @@ from tests.support.odd_server import OddServer, Reply
 from vlm_pg.distributed import SINGLE_RANK, RankLayout
 from vlm_pg.errors import ServerError
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.sharded_weights import stored_tensors
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.contracts import Sampler
@@ -26,7 +27,6 @@ from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.server.weights import PushedWeights
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
-from vlm_pg.training.sharded_weights import stored_tensors
 from vlm_pg.types import Prompt, Sample
 
 QUESTIONS = 40
@@ -37,6 +37,7 @@ ALWAYS_THERE = {
     "take_divergence.return_value": Divergence(),
     "path": Path("unused"),
     "adapter": None,
+    "updates": None,
 }
 
 

@@ -25,6 +25,8 @@ _NUMBERS = {
     "response_tokens_mean": "response {:.1f} tok",
     "tokens_per_second": "{:,.0f} tok/s",
     "step_seconds": "{:.2f} s",
+    "idle/trainer": "trainer idle {:.0%}",
+    "idle/server": "server idle {:.0%}",
 }
 # Shares are shown from half a per cent on, counts unless 0.
 _TROUBLES = {

@@ -40,7 +40,7 @@ class Generator(Protocol):
     stop_token_ids: tuple[int, ...]
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
-        """``num_generations`` answers to every prompt, or why there are none (``take_faults`` has that as well).
+        """``num_generations`` answers to every prompt, or why there are none. Calls may overlap, in several threads.
 
         Raises:
             SampleError: a prompt that the generator or the model does not support (``check_prompt``).
@@ -51,9 +51,6 @@ class Generator(Protocol):
     def check_prompt(self, prompt: Prompt) -> None:
         """Raise SampleError for a prompt that the model, or this kind of generator, does not support."""
 
-    def take_faults(self) -> list[BadSample]:
-        """Questions without a valid answer since the last call, and why."""
-
     def take_num_retried(self) -> int:
         """Number of invalid answers that were requested again since the last call."""
 
@@ -62,7 +59,7 @@ class Generator(Protocol):
 
 
 class Sampler(Protocol):
-    """Samples rollouts.
+    """Samples rollouts. A sampler that subclasses this has no weights but those that train, unless it says so.
 
     ``scores_itself``: ``rollout_logprobs`` come from the sampling passes; elsewhere the trainer computed them.
     """
@@ -86,14 +83,21 @@ class Sampler(Protocol):
     def report(self, tally: Tally) -> None:
         """Add what was done since the last report, also where that is nothing."""
 
-    def sync_weights(self) -> None:
-        """Sample from the policy's present weights from now on; for samplers with weights of their own.
+    def sync_weights(self, step: int) -> None:
+        """Sample from the policy's present weights from now on. All ranks call this before each step."""
+        return  # not abstract
 
-        All ranks call this before each step.
-        """
+    def may_start(self, step: int) -> bool:
+        """Whether ``start`` may be called for this step now: its rollouts would be recent enough by then."""
+        return False
+
+    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+        """Begin to sample a later step, while the trainer updates; ``generate`` returns its rollouts."""
+        raise RuntimeError("This sampler cannot sample ahead: may_start is False.")
 
     def release_memory(self) -> None:
         """Give memory of the device to the update; all ranks call this after each step was sampled."""
+        return  # not abstract
 
 
 class Scorer(Protocol):

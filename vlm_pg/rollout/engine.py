@@ -19,6 +19,7 @@ from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.recorded import ForwardBudget
 from vlm_pg.rollout.admission import Booking, WaitingPrompts, budget_bytes, check_fits, rounds
+from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.decoding import Cohort, Decoder, FinishedRollout
 from vlm_pg.rollout.fused.choice import prefill_layers
 from vlm_pg.rollout.graphs import GraphUse
@@ -79,7 +80,7 @@ class RolloutStats:
         )
 
 
-class RolloutEngine:
+class RolloutEngine(Sampler):
     """A ``Sampler`` with the policy itself: no second copy of the weights, no transfer, the trainer's own numbers.
 
     Prompts enter as memory allows and leave when their rollouts are finished (continuous batching). Memory is booked
@@ -238,12 +239,6 @@ class RolloutEngine:
 
     def take_faults(self) -> None:
         """None: every question has rollouts."""
-
-    def sync_weights(self) -> None:
-        """Nothing to do: it samples with the policy itself."""
-
-    def release_memory(self) -> None:
-        """Nothing to do: each call frees what it took."""
 
     def check_stop(self) -> None:
         """Raise InterruptedError if a stop was requested."""

@@ -10,6 +10,41 @@ from pydantic import Field, field_validator, model_validator
 
 from vlm_pg.settings import Settings
 
+# The development endpoints of a server can replace its weights and have no authentication.
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+class LaunchSettings(Settings):
+    """Section ``rollout.server.launch``: vLLM servers that ``vlm-pg serve`` starts on this machine."""
+
+    executable: str = Field(
+        "vllm", description="Command or path; vLLM pins its own torch, so it may be in another environment."
+    )
+    num_servers: int = Field(
+        1, ge=1, le=64, description="Number of servers, at rollout.server.url and the ports that follow it."
+    )
+    tensor_parallel_size: int = Field(
+        1,
+        ge=1,
+        description="GPUs of each server. The servers get the last num_servers x tensor_parallel_size of this "
+        "machine's GPUs (CUDA_VISIBLE_DEVICES), training the others (all with rollout.server.sleep).",
+    )
+    host: str = Field(
+        LOOPBACK[0],
+        description="Address to bind. Whoever reaches it can replace the servers' weights; set it only for training on "
+        "other nodes, to an address of a private network.",
+    )
+    arguments: tuple[str, ...] = Field(
+        (), description="Further arguments of vllm serve; they override those that are set for you."
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further environment variables of the servers. They are stored in the run's config.yaml.",
+    )
+    start_seconds: float = Field(
+        1800.0, gt=0.0, description="Time limit until all servers are healthy, loading and compilation included."
+    )
+
 
 class ServerSettings(Settings):
     """Section ``rollout.server``: an OpenAI-compatible server that samples instead of this process."""
@@ -46,6 +81,11 @@ class ServerSettings(Settings):
         description="Largest accepted KL, in nats per token, between the log-probabilities of server and trainer on "
         "the probe after weights were loaded; default: 1e-7 if the trainer computes in fp32, else 0.02.",
     )
+    launch: LaunchSettings | None = Field(
+        None,
+        description="Servers that vlm-pg serve (and scripts/train_video.sh) starts on this machine; null: they are "
+        "started otherwise.",
+    )
     model: str | None = Field(None, description="Model name at the server; default: the first one it lists.")
     api_key_variable: str = Field(
         "OPENAI_API_KEY",
@@ -70,11 +110,20 @@ class ServerSettings(Settings):
     @property
     def urls(self) -> tuple[str, ...]:
         """Base URLs of all servers."""
-        return (() if self.url is None else (self.url,)) + self.replicas
+        return (self.launched_urls or (() if self.url is None else (self.url,))) + self.replicas
+
+    @property
+    def launched_urls(self) -> tuple[str, ...]:
+        """Base URLs of the servers that ``launch`` starts, at consecutive ports."""
+        parts = urlsplit(self.url or "")
+        if self.launch is None or parts.port is None:
+            return ()
+        ports = range(parts.port, parts.port + self.launch.num_servers)
+        return tuple(f"http://{parts.hostname}:{port}{parts.path}" for port in ports)
 
     def of_url(self, url: str) -> ServerSettings:
         """The settings for one of several servers."""
-        return self.model_copy(update={"url": url, "replicas": ()})
+        return self.model_copy(update={"url": url, "replicas": (), "launch": None})
 
     @field_validator("url", "replicas")
     @classmethod
@@ -218,7 +267,21 @@ class RolloutSettings(Settings):
         description="Compare the log-probabilities of generation and training every N steps and log the difference; 0: "
         "never.",
     )
+    staleness: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="With engine=server: sample up to so many steps ahead while the trainer updates. A step's rollouts "
+        "come from weights that are at most so many updates old. 0: sampling and updates alternate.",
+    )
     server: ServerSettings = Field(default_factory=ServerSettings, description="The server, with engine=server.")
+
+    @property
+    def extras(self) -> dict[str, float]:
+        """Settings beyond OpenAI's that are not neutral, by name: a server of unknown kind may ignore them, others may
+        report log-probabilities before or after they are applied."""
+        neutral = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "min_new_tokens": 0}
+        return {name: getattr(self, name) for name, value in neutral.items() if getattr(self, name) != value}
 
     @model_validator(mode="after")
     def _fitting(self) -> RolloutSettings:
@@ -241,6 +304,12 @@ class RolloutSettings(Settings):
                 "rollout.engine is server and rollout.server.url is not set. Give the base URL with its version, for "
                 "example rollout.server.url=http://127.0.0.1:8000/v1."
             )
+        if self.staleness and (self.engine != "server" or self.server.weights == "keep" or self.server.sleep):
+            problems.append(
+                f"rollout.staleness is {self.staleness}: only a server can sample while the trainer updates, with "
+                "weights that are pushed to it, and without sleep. Set rollout.engine=server, "
+                "rollout.server.weights=push and rollout.server.sleep=false, or rollout.staleness=0."
+            )
         if self.server.sleep and self.server.weights == "keep":
             problems.append(
                 "rollout.server.sleep is true and rollout.server.weights is keep: a server that sleeps gives up its "
@@ -251,7 +320,37 @@ class RolloutSettings(Settings):
                 "rollout.server.sleep is true and rollout.server.transfer is broadcast: NCCL connects no two processes "
                 "on one GPU. Set rollout.server.transfer=folder, or rollout.server.sleep=false on GPUs of its own."
             )
+        return problems + _launch_faults(self)
+
+
+def _launch_faults(rollout: RolloutSettings) -> list[str]:
+    """What ``rollout.server.launch`` does not go with."""
+    launch, url = rollout.server.launch, rollout.server.url
+    if launch is None:
+        return []
+    problems = []
+    if rollout.engine != "server":
+        problems.append(
+            f"rollout.server.launch is set and rollout.engine is {rollout.engine}, which samples without servers. Set "
+            "rollout.engine=server or rollout.server.launch=null."
+        )
+    if url is None:
         return problems
+    parts = urlsplit(url)
+    last_port = (parts.port or 0) + launch.num_servers - 1
+    if parts.scheme != "http" or parts.port is None or last_port > 65535 or parts.path.rstrip("/") != "/v1":
+        problems.append(
+            f"rollout.server.url is {url}, and rollout.server.launch starts {launch.num_servers} vLLM servers there: "
+            "it must be http://HOST:PORT/v1, with free ports up to 65535 from PORT on. For example "
+            "http://127.0.0.1:8000/v1."
+        )
+    if launch.host in LOOPBACK and parts.hostname not in LOOPBACK:
+        problems.append(
+            f"rollout.server.url is {url}, and the servers of rollout.server.launch bind {launch.host}, where only "
+            "this machine reaches them. Set rollout.server.url=http://127.0.0.1:8000/v1; or, for training on several "
+            "nodes in a private network, rollout.server.launch.host to an address of this machine."
+        )
+    return problems
 
 
 SHARE_OF_FREE = 0.6

@@ -96,8 +96,21 @@ class StepBatch:
     sampling: Tally
 
 
+@dataclass(frozen=True)
+class _Started:
+    """Questions of a later step whose sampling has begun. ``position``: of the stream, behind them."""
+
+    samples: Sequence[Sample]
+    questions: Sequence[tuple[Sample, Prompt]]
+    order: dict[str, int]
+    position: int
+
+
 class Collector:
-    """Makes the batch of a step."""
+    """Makes the batch of a step.
+
+    ``position``: of the question stream behind the last step that was collected; later steps may have begun.
+    """
 
     def __init__(
         self,
@@ -112,6 +125,8 @@ class Collector:
         self.stages, self.phases = stages, phases
         self._should_stop = should_stop
         self._order: dict[str, int] = {}  # sample id -> index among the step's questions
+        self._started: dict[int, _Started] = {}
+        self.position = stages.stream.position
         self._controls: dict[str, list[float | None]] = {}
         self._tally, self._sampling = Tally(), Tally()
 
@@ -126,12 +141,16 @@ class Collector:
             self.parallel.prompts = {}
         if self._kl_in_reward:
             self._tally.add(KL, 0, 0)  # known, even where nothing was sampled
-        samples = self._take(self.config.training.prompts_per_step)
+        questions: Sequence[tuple[Sample, Prompt]] | None = None
+        if (started := self._started.pop(step, None)) is None:
+            samples: Sequence[Sample] = self._take(self.config.training.prompts_per_step)
+        else:
+            samples, questions, self._order = started.samples, started.questions, started.order
         # Whether the first round's groups are those of one update, so that the tower need not run again.
         algorithm = self.algorithm
         further = algorithm.resample_rounds > 0 or (algorithm.prune_rate > 0 and algorithm.prune_fill)
         fixed = not further and algorithm.minibatches == 1
-        groups, vision = self._round(step, samples, steps_ahead, to_train=fixed)
+        groups, vision = self._round(step, samples, steps_ahead, fixed, questions)
         dropped: list[RolloutGroup] = []
         counts: dict[str, float] = {}
         if self.algorithm.resample_rounds:
@@ -142,6 +161,7 @@ class Collector:
             groups, dropped, counts = groups + added, dropped + surplus, counts | filled
         if self.algorithm.temporal_bonus:
             self._count_controls(groups + dropped)
+        self.position = self.stages.stream.position if started is None else started.position
         sampled = groups + dropped
         for group in groups:
             if group.rollouts and group.rollouts[0].forward is not None:
@@ -158,6 +178,19 @@ class Collector:
             self._sampling,
         )
 
+    def sample_ahead(self, step: int) -> None:
+        """Begin to sample the steps behind ``step``, as far as ``rollout.staleness`` allows."""
+        last = min(step + self.config.rollout.staleness, self.config.training.steps)
+        for later in range(step + 1, last + 1):
+            if later in self._started or not self.stages.sampler.may_start(later):
+                continue
+            with self.phases.timed("prompts"):
+                self._order = {}
+                samples = self._take(self.config.training.prompts_per_step)
+                questions = self.stages.stream.load(samples)
+            self._started[later] = _Started(samples, questions, self._order, self.stages.stream.position)
+            self.stages.sampler.start([prompt for _, prompt in questions], later)
+
     @property
     def _kl_in_reward(self) -> bool:
         return self.algorithm.kl_coef > 0 and self.algorithm.kl_in != "loss"
@@ -168,11 +201,21 @@ class Collector:
         return samples
 
     def _round(
-        self, step: int, samples: Sequence[Sample], steps_ahead: int = 0, to_train: bool = False
+        self,
+        step: int,
+        samples: Sequence[Sample],
+        steps_ahead: int = 0,
+        to_train: bool = False,
+        questions: Sequence[tuple[Sample, Prompt]] | None = None,
     ) -> tuple[list[RolloutGroup], StepFeatures | None]:
-        """Complete groups of this rank's share of ``samples``, with rewards; and the tower's run, if they train."""
+        """Complete groups of this rank's share of ``samples``, with rewards; and the tower's run, if they train.
+
+        Args:
+            questions: the share's prompts, if they have been loaded.
+        """
         with self.phases.timed("prompts"):
-            questions = self.stages.stream.load(samples)
+            if questions is None:
+                questions = self.stages.stream.load(samples)
             videos = [sample for sample, _ in questions if any(ref.kind == "video" for ref in sample.media)]
             shuffled: list[tuple[Sample, Prompt]] = []
             if self.algorithm.temporal_bonus:
@@ -252,11 +295,12 @@ class Collector:
     def _groups(
         self, samples: Sequence[Sample], prompts: Sequence[Prompt], rollouts: Sequence[tuple[Rollout, ...]]
     ) -> list[RolloutGroup]:
-        version = self.policy.weights_version
-        return [
-            RolloutGroup(sample, prompt, of_prompt, version, order=self._order[sample.sample_id])
-            for sample, prompt, of_prompt in zip(samples, prompts, rollouts, strict=True)
-        ]
+        groups = []
+        for sample, prompt, of_prompt in zip(samples, prompts, rollouts, strict=True):
+            version = of_prompt[0].weights_version if of_prompt else None
+            version = self.policy.weights_version if version is None else version
+            groups.append(RolloutGroup(sample, prompt, of_prompt, version, order=self._order[sample.sample_id]))
+        return groups
 
     def _replace_without_spread(
         self, step: int, groups: list[RolloutGroup]

@@ -23,10 +23,10 @@ from vlm_pg.distributed import (
 from vlm_pg.errors import CheckpointError, NotFiniteError
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import Part
+from vlm_pg.models.sharded_weights import stored_tensors
 from vlm_pg.models.weights import not_finite
 from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates, read_states, write_states
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.sharded_weights import stored_tensors
 
 if TYPE_CHECKING:
     from vlm_pg.training.parallel import Parallel

@@ -157,7 +157,7 @@ def _advantages(group: RolloutGroup, index: int) -> torch.Tensor:
 
 
 def behaviour_logprobs(
-    groups: Sequence[RolloutGroup], source: LogprobsSource, weights_version: int
+    groups: Sequence[RolloutGroup], source: LogprobsSource, weights_version: int, corrected: bool = False
 ) -> list[list[torch.Tensor]] | None:
     """Denominator of the ratio: fp32 [R] of each rollout of each group, or None for those of the update's own forward.
 
@@ -169,6 +169,8 @@ def behaviour_logprobs(
 
     Args:
         weights_version: the policy's present one.
+        corrected: importance weights correct for the weights that sampled (``importance_weights``). The ratio may then
+            be to the weights before the update.
 
     Raises:
         ConfigError: ``recompute`` with rollouts of other weights that were not scored under those.
@@ -178,7 +180,7 @@ def behaviour_logprobs(
     if all(group.trainer_logprobs for group in groups):
         return [list(group.trainer_logprobs) for group in groups] or None
     for group in groups:
-        if group.policy_version != weights_version:
+        if group.policy_version != weights_version and not corrected:
             raise ConfigError(
                 f"rollout.logprobs is recompute, but the rollouts of {group.sample.sample_id!r} were sampled at "
                 f"version {group.policy_version} of the weights, which are now at {weights_version}. Only the weights "

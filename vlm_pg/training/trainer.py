@@ -180,7 +180,7 @@ class Trainer:
             values, groups = self._step(self.progress.step + 1)
         values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
         self.progress.step += 1
-        self.progress.questions = self.stream.position
+        self.progress.questions = self.collector.position
         self._phase = "evaluating"
         stopped = self._evaluate_if_due(values)
         self._phase = "logging"
@@ -207,9 +207,10 @@ class Trainer:
         start_seconds = time.perf_counter()
         self.phases.begin_step()
         with self.phases.timed("weights") if self.config.rollout.engine == "server" else nullcontext():
-            self.sampler.sync_weights()
+            self.sampler.sync_weights(step)
         batch = self.collector.collect(step, min(PREFETCH_STEPS, self.config.training.steps - step))
         self.sampler.release_memory()
+        self.collector.sample_ahead(step)
         values: dict[str, float | None] = group_metrics(batch.sampled, batch.groups)
         values |= batch.counts
         values |= self._reward_errors.count()
@@ -281,7 +282,7 @@ class Trainer:
 
     def _refuse_nothing_usable(self, first: int) -> None:
         """Raise once every sample has been tried in vain, or the last step is over."""
-        tried_all = self.stream.position - self._first_question >= self.stream.num_samples
+        tried_all = self.progress.questions - self._first_question >= self.stream.num_samples
         if self._groups_sampled or not (tried_all or self.progress.step == self.config.training.steps):
             return
         raise TooManyBadSamples(

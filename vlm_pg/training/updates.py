@@ -247,7 +247,8 @@ def _weighted(
 ) -> tuple[GroupLoss, StepFeatures]:
     """The loss of groups that train, weights computed over all ranks before any split; and their features."""
     algorithm, policy = settings.algorithm, engine.policy
-    behaviour = behaviour_logprobs(groups, settings.logprobs, policy.weights_version)
+    corrected = algorithm.importance_cap is not None
+    behaviour = behaviour_logprobs(groups, settings.logprobs, policy.weights_version, corrected)
     # With prune correction, normalize by all sampled groups.
     counted = update.groups if algorithm.prune_correction else groups
     weights = _token_weights(groups, counted, settings, engine)

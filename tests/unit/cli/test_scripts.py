@@ -122,6 +122,51 @@ def test_inside_a_launcher_no_second_one_is_started(checkout: Path) -> None:
     assert train(checkout, "configs/embedded.yaml", gpus="0,1", **ours)[0].startswith("vlm-pg train ")
 
 
+def test_servers_of_the_config_are_started_once_around_the_script(checkout: Path) -> None:
+    path, script = checkout / "configs/mine.yaml", checkout / "scripts/train_video.sh"
+    serves = {"FAKE_ENGINE": "torch 127.0.0.1"}
+    around = f"vlm-pg serve {path} a.b=5 -- bash {script} {path} a.b=5"
+    assert train(checkout, "configs/mine.yaml", "a.b=5", gpus="0,1", **serves) == [around]
+    inside = {"VLM_PG_SERVING": "1", **serves}
+    assert train(checkout, "configs/mine.yaml", gpus="0", **inside) == [f"vlm-pg train {path}"]
+    assert train(checkout, "configs/mine.yaml", gpus="0,1", **inside)[0] == f"Several processes: adding {ZERO_2}"
+    # Ranks of the user's own launcher, and other nodes than the first.
+    ranks = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    assert train(checkout, "configs/mine.yaml", **ranks, **serves) == [f"vlm-pg train {path}"]
+    reached = {"NNODES": "2", "MASTER_ADDR": "node-0", "FAKE_ENGINE": "deepspeed node-0"}
+    assert train(checkout, "configs/mine.yaml", "a.b=5", NODE_RANK="0", **reached) == [around]
+    assert train(checkout, "configs/mine.yaml", NODE_RANK="1", **reached)[0].startswith("Starting torchrun: node 1")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ({"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "a"}, "launch.host is 127.0.0.1, which the other of 2 nodes"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, "Use scripts/nodes/train_vllm.sbatch"),
+    ],
+)
+def test_servers_that_other_nodes_do_not_reach_are_refused(nodes: dict[str, str], words: str, checkout: Path) -> None:
+    serves = {"CUDA_VISIBLE_DEVICES": "", "FAKE_ENGINE": "torch 127.0.0.1"}
+    done = start(checkout, "scripts/train_video.sh", "configs/mine.yaml", **serves, **nodes)
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_one_node_of_an_allocation_serves(checkout: Path) -> None:
+    put_stub(checkout, "srun", '#!/bin/bash\necho "srun $*"\n[ "$1" = --overlap ] && exec sleep 60\nsleep 1\n')
+    put_stub(checkout, "scontrol", "#!/bin/bash\nprintf 'node-1\\nnode-2\\nnode-3\\n'\n")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-[1-3]", "SLURM_JOB_NUM_NODES": "3"}
+    job |= {"SLURM_GPUS_ON_NODE": "8", "PATH": f"{checkout}/.venv/bin:{os.environ['PATH']}"}
+    lines = run(checkout, "scripts/nodes/train_vllm.sbatch", "configs/mine.yaml", "a.b=5", **job).splitlines()
+    at = (
+        "rollout.server.url=http://node-3:8000/v1 rollout.server.launch.host=node-3 rollout.server.launch.num_servers=8"
+    )
+    assert sorted(lines) == [
+        f"srun --nodes=2 --ntasks-per-node=8 --exclude=node-3 --kill-on-bad-exit=1 bash scripts/train_video.sh "
+        f"configs/mine.yaml {at} a.b=5 rollout.server.wait_seconds=1800 run.resume=auto",
+        f"srun --overlap --nodes=1 --ntasks=1 --nodelist=node-3 .venv/bin/vlm-pg serve configs/mine.yaml {at} a.b=5",
+    ]
+
+
 NODES = {
     "NNODES": {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"},
     "operator": {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "node-0", "PET_NPROC_PER_NODE": "auto"},

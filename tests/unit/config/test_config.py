@@ -212,6 +212,21 @@ DIVIDED = "rollout.divide_prefix=always training.sequence_parallel"
         ("algorithm.baseline=none algorithm.scale_advantages=batch", "is batch", "algorithm.scale_advantages=none"),
         ("algorithm.importance_cap=2 rollout.logprobs=reuse", "same ones.", "rollout.logprobs=recompute"),
         (f"algorithm.importance_cap=2 {SERVER}", "same ones.", "rollout.logprobs=recompute"),
+        ("rollout.staleness=1", "only a server can sample while", "rollout.staleness=0"),
+        (
+            f"rollout.staleness=1 {SERVER} rollout.server.weights=keep",
+            "only a server can",
+            "rollout.server.weights=push",
+        ),
+        (f"rollout.staleness=1 {SERVER} rollout.server.sleep=true", "without sleep", "rollout.server.sleep=false"),
+        (f"rollout.staleness=1 {SERVER} algorithm.resample_rounds=2", "takes further questions", "rollout.staleness=0"),
+        (f"rollout.staleness=1 {SERVER} algorithm.preset=cppo", "prune_fill", "algorithm.prune_fill=false"),
+        (f"rollout.staleness=1 {SERVER} rollout.logprobs=recompute", "is recompute", "algorithm.importance_cap=2"),
+        (
+            f"{SERVER} rollout.server.sleep=true rollout.server.weights=keep",
+            "gives up its weights",
+            "rollout.server.weights=push",
+        ),
         (
             "algorithm.importance_level=sequence algorithm.importance_mode=mask rollout.logprobs=recompute",
             "algorithm.importance_cap is null, so that no importance weights are computed, and "

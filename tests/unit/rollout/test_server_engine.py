@@ -406,7 +406,7 @@ def test_transformers_serve_is_sent_the_folder_of_the_present_weights(server: Od
     server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
     engine = server_engine(server, home=tmp_path)
     engine._pushed.path = TINY  # type: ignore[union-attr, misc]
-    engine.sync_weights()
+    engine.sync_weights(1)
     engine.generate(one(), 1)
     (*_, body) = server.bodies
     assert "n" not in body and Path(body["model"]).parent == tmp_path / "served"

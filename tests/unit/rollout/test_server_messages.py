@@ -159,10 +159,35 @@ def test_vllm_is_sent_a_lossless_video_file_with_its_frame_rate(family: str) -> 
     assert np.array_equal(np.stack(frames), video.frames)
 
 
-def test_a_video_at_another_rate_is_refused() -> None:
+def test_a_file_has_the_rate_at_which_a_server_counts_the_same_positions() -> None:
+    """Of the frames of whole videos, mean rates are fractions: the last frames are left out, or all are spread."""
+    policy, rng = tiny_policy(), np.random.default_rng(0)
+    for frames in (2, 4, 16, 60):
+        for rate in (2.0, 1.0, *rng.uniform(0.02, 2.0, 4)):
+            prompt, messages = build(policy, (medium(policy, "video", 4), medium(policy, "video", frames, rate)))
+            (user,) = messages(prompt, "vllm")
+            first, second = (_stream(part) for part in user["content"][:2])
+            assert first == (4, 2) and second[0] == frames and second[1] <= 2
+            # As vLLM counts: seconds are stored in float32, and their product with the index is cut off in float64.
+            seconds = np.float32(2 / float(second[1])).item()
+            expected = [int(index * (seconds * 2)) for index in range(frames // 2)]
+            times = prompt.positions_3P[0][prompt.mm_token_type_ids == 2].view(-1, 6)[2:, 0]
+            assert (times - times[0]).tolist() == expected, rate
+
+
+def _stream(part: dict[str, Any]) -> tuple[int, float]:
+    """Number of frames and rate of a video file in a message."""
+    with av.open(io.BytesIO(base64.b64decode(part["video_url"]["url"].partition(",")[2]))) as container:
+        stream = container.streams.video[0]
+        assert stream.average_rate is not None
+        return stream.frames, stream.average_rate
+
+
+@pytest.mark.parametrize("fps", [2.5, 8.0])
+def test_a_video_at_a_higher_rate_is_refused(fps: float) -> None:
     policy = tiny_policy()
-    prompt, messages = build(policy, (medium(policy, "video", 8, fps=1.0),))
-    with pytest.raises(SampleError, match=r"media\.fps=2"):
+    prompt, messages = build(policy, (medium(policy, "video", 16, fps=fps),))
+    with pytest.raises(SampleError, match=r"more than 2 frames per second.*media\.fps=2"):
         messages(prompt, "vllm")
 
 

@@ -17,7 +17,7 @@ from vlm_pg.rollout.contracts import Answer
 from vlm_pg.rollout.sampling import StopStrings
 from vlm_pg.rollout.scoring import PolicyScorer, passes
 from vlm_pg.rollout.server.answers import AnswerReader, turn_token_ids
-from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, extras, media_fields, request_fields
+from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, media_fields, request_fields
 from vlm_pg.rollout.server.generator import served_folder
 from vlm_pg.rollout.settings import RolloutSettings, ServerSettings
 
@@ -76,7 +76,7 @@ def test_an_unknown_server_gets_extras_only_where_they_matter() -> None:
     fields = request_fields("openai", settings, (7, 9), (3,))
     expected = {("min_tokens" if name == "min_new_tokens" else name): value for name, value in changed.items()}
     assert {name: fields[name] for name in fields.keys() - plain} == expected
-    assert extras(settings) == changed and not extras(RolloutSettings())
+    assert settings.extras == changed and not RolloutSettings().extras
 
 
 @pytest.mark.parametrize(

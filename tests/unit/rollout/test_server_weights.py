@@ -95,8 +95,8 @@ class Run:
 def test_the_server_follows_every_update(server: WeightServer, tmp_path: Path) -> None:
     run = Run(tmp_path, server)
     for step in range(3):
-        run.engine.sync_weights()
-        run.engine.sync_weights()  # nothing new
+        run.engine.sync_weights(1)
+        run.engine.sync_weights(1)  # nothing new
         run.assert_on_policy(step)
         values = reported(run.engine)
         assert 0 <= values[PROBE_DIVERGENCE] < 1e-9 and values[PROBE_DIVERGENCE_MAX] < 1e-4
@@ -111,11 +111,11 @@ def test_the_server_follows_every_update(server: WeightServer, tmp_path: Path) -
 
 def test_a_server_that_answers_and_does_not_load_ends_the_run_by_name(server: WeightServer, tmp_path: Path) -> None:
     run = Run(tmp_path, server)
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     server.loads = False
     run.update()
     with pytest.raises(ServerError) as caught:
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
     for part in (server.url, "after 1 updates", "samples from others", "KL of", "max_probe_divergence allows 1e-07"):
         assert part in str(caught.value)
 
@@ -125,7 +125,7 @@ def test_a_restart_between_steps_is_noticed_and_the_weights_are_loaded_again(
 ) -> None:
     run = Run(tmp_path, server)
     run.update()
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     server.restart()
     run.assert_on_policy(1)
     assert any("has lost the weights of this run" in line for line in run.lines)
@@ -138,7 +138,7 @@ def test_what_a_server_sampled_around_a_restart_is_sampled_again(
     """Also where another process of the run has loaded the same weights before this one looks."""
     run = Run(tmp_path, server)
     run.update()
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     folder, version = run.engine._pushed.path, Version.parse(server.version)  # type: ignore[union-attr]
     assert version is not None
     seen: list[int] = []
@@ -161,7 +161,7 @@ def test_what_a_server_sampled_around_a_restart_is_sampled_again(
 
 def test_a_server_that_is_always_started_again_ends_the_run(server: WeightServer, tmp_path: Path) -> None:
     run = Run(tmp_path, server)
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
 
     def lose(reply: Reply) -> None:
         server.version = "default"
@@ -180,7 +180,7 @@ def test_loading_that_is_cut_off_is_repeated_or_ends_the_run(
 ) -> None:
     """Cut once: repeated. Always: an error, and the server's version is of no complete loading."""
     run = Run(tmp_path, server)
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     run.update()
     left = [times]
 
@@ -192,11 +192,11 @@ def test_loading_that_is_cut_off_is_repeated_or_ends_the_run(
 
     server.before_control = cut
     if times == 1:
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
         run.assert_on_policy(1)
         return
     with pytest.raises(ServerError, match="broke off"):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
     found = Version.parse(server.version)
     assert found is not None and found.updates != 1
 
@@ -212,19 +212,19 @@ def test_a_server_that_restarts_while_it_loads_never_gets_the_version(server: We
             server.restart()
 
     server.before_control = restart  # type: ignore[assignment]
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     run.assert_on_policy(0)
     assert server.controlled.count("/collective_rpc") == 3
     restarts[0] = LOADING_ATTEMPTS
     run.update()
     with pytest.raises(ServerError, match=f"started again {LOADING_ATTEMPTS} times while it loaded"):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
 
 
 def test_two_runs_on_one_server_end_by_name(server: WeightServer, tmp_path: Path) -> None:
     first, second = Run(tmp_path / "a", server), Run(tmp_path / "b", server)
-    first.engine.sync_weights()
-    second.engine.sync_weights()
+    first.engine.sync_weights(1)
+    second.engine.sync_weights(1)
     second.assert_on_policy(0)
     with pytest.raises(ServerError, match=r"has weights of another run \(b-[0-9a-f]+\).*this run \(a-"):
         first.engine.generate(first.prompts, 1)
@@ -234,7 +234,7 @@ def test_questions_are_divided_over_replicas_which_all_follow(tmp_path: Path) ->
     servers = [WeightServer(TINY) for _ in range(3)]
     run = Run(tmp_path, *servers)
     for step in range(2):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
         run.assert_on_policy(step)
         run.update()
     of_questions = [sum(map(is_question, server.bodies)) for server in servers]
@@ -273,14 +273,14 @@ def test_a_folder_that_the_server_does_not_see_is_named(server: WeightServer, tm
         Reply({"error": "Cannot find any model weights"}, {}, 500) if path == "/collective_rpc" else None
     )
     with pytest.raises(ServerError, match=r"did not load .*weights-0.*Cannot find any.*same path.*weights_folder"):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
 
 
 def test_an_adapter_alone_is_given_to_a_server(server: WeightServer, tmp_path: Path) -> None:
     """Under a name of its own for each update; the one before is removed, and the base stays."""
     run = Run(tmp_path, server, lora=LoraSettings(rank=2))
     for step in range(3):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
         run.assert_on_policy(step)
         (name,) = server.adapters
         assert f"-{step}-" in name and run.engine._generator.model_name == name
@@ -296,7 +296,7 @@ def test_a_server_that_loses_its_adapter_while_it_samples_is_given_it_again(
     """It refuses further requests for that name by status 404, which by itself would end the run."""
     run = Run(tmp_path, server, lora=LoraSettings(rank=2), concurrency=1)
     run.update()
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     seen: list[int] = []
 
     def next_reply(number: int) -> Callable[[Reply], None] | None:
@@ -315,7 +315,7 @@ def test_a_server_sleeps_while_the_trainer_updates(
     """It gives up its weights, unless an adapter needs them, and has them again before the next step in any case."""
     run = Run(tmp_path, server, lora=lora, sleep=True)
     for step in range(3):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
         run.assert_on_policy(step)
         run.engine.release_memory()
         assert server.asleep and server.controlled[-1] == f"/sleep?level={2 if lora is None else 1}"
@@ -341,7 +341,7 @@ def test_a_restart_during_the_probe_is_no_other_weights(server: WeightServer, tm
         return None
 
     server.next_reply = restart
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     run.assert_on_policy(1)
     assert any("started again while it was probed" in line for line in run.lines)
 
@@ -350,7 +350,7 @@ def test_a_folder_that_cannot_be_written_is_named(server: WeightServer, tmp_path
     (tmp_path / "full").write_text("")
     run = Run(tmp_path, server, weights_folder=str(tmp_path / "full"))
     with pytest.raises(ServerError, match=r"could not be written to .*full.*Not a directory.*weights_folder"):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
 
 
 def test_runs_share_a_folder_for_weights(server: WeightServer, tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_runs_share_a_folder_for_weights(server: WeightServer, tmp_path: Path) -
     for name in ("a", "b", "a"):
         run = Run(tmp_path / name, server, weights_folder=str(tmp_path / "shm"))
         run.update()
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
     kept = sorted(path.relative_to(tmp_path / "shm").parts for path in (tmp_path / "shm").glob("*/weights/*"))
     assert [(first[:2], *rest) for first, *rest in kept] == [
         ("a-", "weights", "weights-1"),

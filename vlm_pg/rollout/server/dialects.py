@@ -19,7 +19,8 @@ from vlm_pg.rollout.settings import RolloutSettings
 
 Kind = Literal["vllm", "sglang", "transformers", "openai"]
 
-# Rate of the video files sent to vLLM. Versions that ignore a file's rate assume this one.
+# Largest rate of the video files sent to vLLM: by default it samples so many frames per second, all of a slower file.
+# Versions that ignore a file's rate assume this one.
 VLLM_FRAMES_PER_SECOND = 2
 # Head sizes of vLLM's attention on a CPU (0.32, v1/attention/backends/cpu_attn.py).
 VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -188,7 +189,7 @@ def request_fields(
     if kind == "openai":
         # Extras, by vLLM's names, only where they matter: it may refuse them.
         names = {"min_new_tokens": "min_tokens"}
-        return fields | {names.get(name, name): value for name, value in extras(settings).items()}
+        return fields | {names.get(name, name): value for name, value in settings.extras.items()}
     if settings.stop_strings:
         fields["stop"] = list(settings.stop_strings)
     fields |= {
@@ -218,13 +219,6 @@ def media_fields(kind: Kind, has_media: bool) -> dict[str, Any]:
     if has_media and kind == "transformers":
         return {"chat_template_kwargs": {"do_resize": False}}
     return {}
-
-
-def extras(settings: RolloutSettings) -> dict[str, Any]:
-    """Settings beyond OpenAI's that are not neutral, by their names here: a server of unknown kind may ignore them,
-    others may report log-probabilities before or after they are applied."""
-    neutral = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "min_new_tokens": 0}
-    return {name: getattr(settings, name) for name, value in neutral.items() if getattr(settings, name) != value}
 
 
 def _generation_config(

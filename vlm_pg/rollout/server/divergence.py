@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from vlm_pg.errors import ServerError
-from vlm_pg.rollout.server.dialects import REPORTING, Kind, extras
+from vlm_pg.rollout.server.dialects import REPORTING, Kind
 from vlm_pg.rollout.settings import RolloutSettings
 
 # Clamp of d in exp(d): else one token of two models that disagree would decide everything.
@@ -79,6 +79,12 @@ class DivergenceCheck:
         self._has_compared = False
         self._beyond = 0
 
+    @property
+    def reports_policy(self) -> bool:
+        """Whether reported log-probabilities are those of the policy at the temperature, as far as known: before any
+        filter. Behind a filter they might be either, so then they are not taken for it."""
+        return not _filters(self._settings) and self._is_scaled is not False
+
     def take(self) -> Divergence:
         """Divergence since the last call of ``take``."""
         found, self._sum = self._sum, Divergence()
@@ -92,10 +98,7 @@ class DivergenceCheck:
         temperature: float,
         step: int | str,
     ) -> bool:
-        """Compare the answers of one call; whether the server's log-probabilities are those of the policy it samples
-        from, at ``temperature`` and before filters and penalties.
-
-        Behind a filter they might be either, so then they are not taken for it.
+        """Compare the answers of one call; ``reports_policy`` afterwards.
 
         Args:
             server_logprobs: of each response, nats.
@@ -105,22 +108,20 @@ class DivergenceCheck:
         Raises:
             ServerError: ``CALLS_TO_STOP`` judged calls in a row exceeded ``max_divergence``.
         """
-        filters = _filters(self._settings)
         # At a temperature other than 1 a comparison takes a scoring pass: only now and then, and to confirm an excess.
         every = self._settings.mismatch_every
         on_schedule = every > 0 and isinstance(step, int) and step % every == 0
         is_due = temperature == 1.0 or not self._has_compared or self._beyond > 0 or on_schedule
         if server_logprobs and is_due:
             self._compare(server_logprobs, trainer_logprobs, unscaled, temperature)
-        reports_policy = not filters and self._is_scaled is not False
-        if server_logprobs and not reports_policy:
-            why = " and ".join(filters) or f"rollout.temperature={temperature:g}"
+        if server_logprobs and not self.reports_policy:
+            why = " and ".join(_filters(self._settings)) or f"rollout.temperature={temperature:g}"
             self._log_once(
                 "behaviour",
                 f"with {why}, the log-probabilities that the server at {self._url} reports may not be those of its "
                 "policy: the loss takes the trainer's (docs/servers.md)",
             )
-        return reports_policy
+        return self.reports_policy
 
     def _compare(
         self,
@@ -149,7 +150,7 @@ class DivergenceCheck:
             self._judge(found)
 
     def _judge(self, found: Divergence) -> None:
-        limit, changing = self._settings.server.max_divergence, extras(self._settings)
+        limit, changing = self._settings.server.max_divergence, self._settings.extras
         beyond = limit is not None and found.mean > limit and not changing
         self._beyond = self._beyond + 1 if beyond else 0
         if found.mean <= HEALTHY_KL:
@@ -182,5 +183,5 @@ class DivergenceCheck:
 
 def _filters(settings: RolloutSettings) -> list[str]:
     """Settings that make sampled tokens come from another distribution than the policy's."""
-    names = [*extras(settings), *(["top_p"] if settings.top_p < 1.0 else [])]
+    names = [*settings.extras, *(["top_p"] if settings.top_p < 1.0 else [])]
     return [f"rollout.{name}={getattr(settings, name):g}" for name in names]

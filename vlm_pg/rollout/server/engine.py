@@ -3,19 +3,24 @@ evaluations."""
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from vlm_pg.distributed import barrier, max_over_ranks
 from vlm_pg.errors import AnswerError, SampleError, ServerError
 from vlm_pg.metrics import Metric
-from vlm_pg.rollout.contracts import Answer, Generator
+from vlm_pg.rollout.contracts import Answer, Generator, Sampler
 from vlm_pg.rollout.scoring import PolicyScorer
+from vlm_pg.rollout.server.ahead import Jobs
 from vlm_pg.rollout.server.dialects import REPORTING
 from vlm_pg.rollout.server.divergence import DivergenceCheck
-from vlm_pg.rollout.server.generator import ServerGenerator, query_server
+from vlm_pg.rollout.server.generator import ServerGenerator, bad_samples, query_server
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.server.weights import PushedWeights, TrainedModel
 from vlm_pg.rollout.settings import RolloutSettings
@@ -30,11 +35,27 @@ PROBE_DIVERGENCE_MAX = Metric("server_probe_divergence_max", "nat", "largest")
 PREFIX_HITS = Metric("server_prefix_cache_hits", "share of prompt tokens")
 MEDIA_HITS = Metric("server_media_cache_hits", "share of media")
 
+LAG = Metric("rollout_lag", "steps")
+# Shares of a step's time.
+TRAINER_IDLE = Metric("idle/trainer", "share of the step")
+SERVER_IDLE = Metric("idle/server", "share of the step")
+
 # Of a server that is started again within one step's sampling.
 RESTARTS_TO_STOP = 3
 
 
-class ServerEngine:
+class SampledAhead(NamedTuple):
+    """Answers for a step that were requested during earlier ones. ``answers``: None if the server lost the weights.
+
+    ``updates``: of the weights that sampled them, which were the present ones at ``synced_step``.
+    """
+
+    answers: list[list[Answer] | AnswerError] | None
+    updates: int | None
+    synced_step: int
+
+
+class ServerEngine(Sampler):
     """A ``Sampler`` on OpenAI-compatible servers, whose responses the policy scores.
 
     ``rollout_logprobs`` are the server's own where it reports them as the policy defines them (of the logits divided by
@@ -64,13 +85,25 @@ class ServerEngine:
         self.policy, self.settings, self._log = model.policy, settings, log
         self._scorer = PolicyScorer(self.policy, settings.prefill_tokens, should_stop)
         server, keeps = query_server(settings, should_stop, log), settings.server.weights == "keep"
+        ahead = settings.staleness > 0
+        if ahead and server.kind not in REPORTING:
+            raise ServerError(
+                f"rollout.staleness is {settings.staleness}, and a server of kind {server.kind} reports no "
+                "log-probabilities, without which rollouts of older weights cannot be trained on. Use vLLM or SGLang, "
+                "or set rollout.staleness=0."
+            )
         home = run_folder / "served"
         self._generator = ServerGenerator(
-            self.policy, settings, seed, should_stop, messages, home, log, server=server, needs_logprobs=keeps
+            self.policy, settings, seed, should_stop, messages, home, log, server=server, needs_logprobs=keeps or ahead
         )
         self.server, self.stop_token_ids = server, self._generator.stop_token_ids
         urls = ", ".join(settings.server.urls)
         self._check = DivergenceCheck(urls, server.kind, settings, self._generator.log_once)
+        self._jobs = Jobs[SampledAhead]()
+        self._synced_step = 0
+        self._waited_seconds, self._reported_at = 0.0, time.monotonic()
+        self._lags: list[int] = []
+        self._faults: list[BadSample] = []
         self._pushed: PushedWeights | None = None
         if not keeps:
             folder = run_folder / "weights"
@@ -88,19 +121,55 @@ class ServerEngine:
     def scores_itself(self) -> bool:
         return self.server.kind in REPORTING
 
-    def sync_weights(self) -> None:
+    def sync_weights(self, step: int) -> None:
         """Bring the policy's present weights to the servers; with ``rollout.server.weights=keep`` nothing.
+
+        While a later step is sampled the servers keep the weights that it began with; ``may_start`` is False for steps
+        to which these would be too old. So no sampling waits for an update, and no update for a later step.
 
         Raises:
             ServerError, OSError, InterruptedError: as ``PushedWeights.sync``.
         """
         if self._pushed is None:
             return
+        if step in self._jobs:
+            with self._waiting():
+                lost = float(self._jobs.failure(step) is None and self._jobs.result(step).answers is None)
+            here = {"lost": lost, "running": float(self._jobs.any_running)}
+            found = max_over_ranks(here, self.policy.device)
+            if found["running"] and not found["lost"]:
+                return
+            self._jobs.wait()
+            barrier()
         self._pushed.sync()
+        self._synced_step = step
         if self.server.loads_by_name:
             self._generator.use_checkpoint(self._pushed.path)
         elif self._pushed.adapter is not None:
             self._generator.model_name = self._pushed.adapter
+
+    def may_start(self, step: int) -> bool:
+        """Whether the weights that the servers have are at most ``rollout.staleness`` steps older than this step's."""
+        return self._synced_step > 0 and step - self._synced_step <= self.settings.staleness
+
+    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+        """Request a later step's answers in a thread."""
+        assert self._pushed is not None
+        pushed, synced_step, prompts = self._pushed, self._synced_step, list(prompts)
+
+        def work() -> SampledAhead:
+            found, before = None, pushed.present()
+            if before is not None:
+                try:
+                    found = self._generator.generate(prompts, step)
+                except ServerError:
+                    if pushed.are_still(before):
+                        raise
+                else:
+                    found = found if pushed.are_still(before) else None
+            return SampledAhead(found, pushed.updates, synced_step)
+
+        self._jobs.start(step, work)
 
     def release_memory(self) -> None:
         """Let the servers sleep, with ``rollout.server.sleep``.
@@ -124,7 +193,9 @@ class ServerEngine:
             SampleError, ServerError, InterruptedError: as ``Generator.generate``; also for a server that samples from
                 another model, or has weights of another run.
         """
-        found = self._from_present_weights(prompts, step)
+        with self._waiting():
+            found, updates = self._answers(prompts, step)
+        self._faults += bad_samples(prompts, found)
         answers = {index: group for index, group in enumerate(found) if not isinstance(group, AnswerError)}
         groups = [
             ResponseGroup(prompts[index], tuple(torch.tensor(answer.token_ids) for answer in group))
@@ -132,34 +203,61 @@ class ServerEngine:
         ]
         # As in every engine, greedy responses have their log-probabilities at temperature 1.
         temperature = self.settings.temperature or 1.0
-        scores = self._scorer.score(groups, temperature)
-        reports_policy = self._check.compare(
-            [answer.logprobs for group in answers.values() for answer in group],
-            [values for group in scores for values in group],
-            lambda: [values for group in self._scorer.score(groups, 1.0) for values in group],
-            temperature,
-            step,
-        )
-        if not reports_policy and self._pushed is None:
+        scores: list[list[torch.Tensor]] | None = None
+        if updates in (None, self.policy.weights_version):
+            scores = self._scorer.score(groups, temperature)
+            self._check.compare(
+                [answer.logprobs for group in answers.values() for answer in group],
+                [values for group in scores for values in group],
+                lambda: [values for group in self._scorer.score(groups, 1.0) for values in group],
+                temperature,
+                step,
+            )
+        reports_policy = self._check.reports_policy
+        if not reports_policy and (self._pushed is None or self.settings.staleness):
             raise ServerError(
                 f"The server at {', '.join(self.settings.server.urls)} reports log-probabilities that are not those of "
                 f"its policy at rollout.temperature={temperature:g} before filters and penalties, and with "
-                "rollout.server.weights=keep nothing else says which policy sampled. Start vLLM with --logprobs-mode "
-                "processed_logprobs and set no filters and penalties, or set rollout.temperature=1."
+                "rollout.server.weights=keep or rollout.staleness nothing else says which policy sampled. Start vLLM "
+                "with --logprobs-mode processed_logprobs and set no filters and penalties, or set "
+                "rollout.temperature=1."
             )
         rollouts: list[tuple[Rollout, ...]] = [()] * len(prompts)
-        for (index, answered), group, values in zip(answers.items(), groups, scores, strict=True):
-            rollouts[index] = tuple(
-                Rollout(
-                    tokens,
-                    torch.tensor(reported) if reports_policy and len(reported) == len(tokens) else logprobs,
-                    answer.finish_reason,
-                    answer.text,
-                )
-                for answer, tokens, logprobs in zip(answered, group.responses, values, strict=True)
-                for reported in [answer.logprobs or ()]
-            )
+        for number, (index, answered) in enumerate(answers.items()):
+            for place, answer in enumerate(answered):
+                tokens, reported = groups[number].responses[place], answer.logprobs or ()
+                if reports_policy and len(reported) == len(tokens):
+                    logprobs = torch.tensor(reported)
+                else:
+                    assert scores is not None
+                    logprobs = scores[number][place]
+                rollout = Rollout(tokens, logprobs, answer.finish_reason, answer.text, weights_version=updates)
+                rollouts[index] += (rollout,)
         return rollouts
+
+    def _answers(
+        self, prompts: Sequence[Prompt], step: int | str
+    ) -> tuple[list[list[Answer] | AnswerError], int | None]:
+        """Answers, and the updates of the weights that sampled them; None with kept weights."""
+        if isinstance(step, int) and step in self._jobs:
+            ahead = self._jobs.result(step)
+            self._jobs.drop(step)
+            if ahead.answers is not None:
+                self._lags.append(step - ahead.synced_step)
+                return ahead.answers, ahead.updates
+            self._log(f"step {step}: a server lost the weights of this run while it sampled; sampling again")
+        self._lags.append(0)
+        found = self._from_present_weights(prompts, step)
+        return found, None if self._pushed is None else self._pushed.updates
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Around what the trainer waits for."""
+        start_seconds = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waited_seconds += time.monotonic() - start_seconds
 
     def _from_present_weights(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
         """Answers of servers that have the present weights before and after them."""
@@ -176,7 +274,6 @@ class ServerEngine:
             else:
                 if self._pushed.are_still(before):
                     return found
-            self._generator.take_faults()
             self._log(f"step {step}: a server lost the weights of this run while it sampled; sampling again")
         raise ServerError(
             f"A server of {', '.join(self.settings.server.urls)} lost the weights of this run {RESTARTS_TO_STOP} times "
@@ -185,12 +282,21 @@ class ServerEngine:
 
     def take_faults(self) -> list[BadSample]:
         """Questions without valid answers since the last call, and why."""
-        return self._generator.take_faults()
+        found, self._faults = self._faults, []
+        return found
 
     def report(self, tally: Tally) -> None:
         """Add the number of repeated requests, hits of vLLM's caches, and the divergence of log-probabilities: of
         rollouts and of probes."""
         tally.add(RETRIED, self._generator.take_num_retried())
+        now, busy_seconds, ahead = time.monotonic(), self._jobs.take_busy_seconds(), self.settings.staleness > 0
+        seconds, self._reported_at = max(1e-9, now - self._reported_at), now
+        tally.add(TRAINER_IDLE, min(1.0, self._waited_seconds / seconds))
+        tally.add(SERVER_IDLE, 1.0 - min(1.0, (busy_seconds if ahead else self._waited_seconds) / seconds))
+        self._waited_seconds = 0.0
+        if self._pushed is not None:
+            tally.add(LAG, sum(self._lags), len(self._lags))
+        self._lags = []
         counts = self._generator.take_cache_counts()
         for metric, cache in ((PREFIX_HITS, "prefix"), (MEDIA_HITS, "mm")):
             if queries := counts[f"{cache}_cache_queries"]:
@@ -204,7 +310,7 @@ class ServerEngine:
             tally.add(PROBE_DIVERGENCE_MAX, probed.largest)
 
 
-class UnscoredSampler:
+class UnscoredSampler(Sampler):
     """A ``Sampler`` for evaluations: ``rollout_logprobs`` are NaN, since there are no weights here to score with.
 
     A prompt that this kind of generator does not support (``video_for_server``) is a fault of that question alone.
@@ -214,7 +320,7 @@ class UnscoredSampler:
 
     def __init__(self, generator: Generator):
         self._generator = generator
-        self._unsupported: list[BadSample] = []
+        self._faults: list[BadSample] = []
 
     def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[tuple[Rollout, ...]]:
         """``num_generations`` rollouts of every prompt; none of one without valid answers (``take_faults``).
@@ -229,9 +335,11 @@ class UnscoredSampler:
                 supported.append(index)
             except SampleError as error:
                 fault = BadSample(prompt.sample_id, error.reason, str(error), "rollout.engine=server")
-                self._unsupported.append(fault)
+                self._faults.append(fault)
         groups: list[tuple[Rollout, ...]] = [()] * len(prompts)
-        found = self._generator.generate([prompts[index] for index in supported], step)
+        sent = [prompts[index] for index in supported]
+        found = self._generator.generate(sent, step)
+        self._faults += bad_samples(sent, found)
         for index, answers in zip(supported, found, strict=True):
             for answer in () if isinstance(answers, AnswerError) else answers:
                 unknown = torch.full((len(answer.token_ids),), torch.nan)
@@ -240,17 +348,11 @@ class UnscoredSampler:
 
     def take_faults(self) -> list[BadSample]:
         """Questions without valid answers since the last call, and why."""
-        unsupported, self._unsupported = self._unsupported, []
-        return [*unsupported, *self._generator.take_faults()]
+        found, self._faults = self._faults, []
+        return found
 
     def report(self, tally: Tally) -> None:
         """Nothing: an evaluation counts its questions itself."""
-
-    def sync_weights(self) -> None:
-        """Nothing: an evaluation changes no weights."""
-
-    def release_memory(self) -> None:
-        """Nothing: no update follows."""
 
     def use_checkpoint(self, checkpoint: Path) -> None:
         """Name this checkpoint in requests from now on; only for a server that loads by name."""

@@ -33,7 +33,6 @@ from vlm_pg.rollout.server.dialects import (
     ServerInfo,
     cache_counts,
     check_settings,
-    extras,
     media_fields,
     recognize,
     request_fields,
@@ -121,11 +120,11 @@ class ServerGenerator:
             settings.min_new_tokens,
             needs_logprobs,
         )
-        self._takes_n = self.server.takes_n
+        # Whether one request still samples all rollouts of a group; and what the last answer said of its prompt.
+        self.takes_n, self.prompt_echo = self.server.takes_n, ""
         self._num_retried = self._invalid_in_a_row = 0
         self._cache_counts = Counter[str]()
-        self._faults: list[BadSample] = []
-        ignored = [f"rollout.{name}" for name in extras(settings)] if kind == "openai" else []
+        ignored = [f"rollout.{name}" for name in settings.extras] if kind == "openai" else []
         if ignored:
             log(
                 f"the server at {settings.server.url} is of unknown kind and may ignore {', '.join(ignored)}, "
@@ -172,12 +171,11 @@ class ServerGenerator:
                 )
 
         found = run_until_stopped(all_groups(), self._should_stop, STOPPED)
-        for prompt, url, answer in zip(prompts, url_of, found, strict=True):
+        for url, answer in zip(url_of, found, strict=True):
             if not isinstance(answer, AnswerError):
                 self._invalid_in_a_row = 0
                 continue
             self._invalid_in_a_row += 1
-            self._faults.append(BadSample(prompt.sample_id, UNUSABLE, str(answer), url))
             if self._invalid_in_a_row >= MOST_IN_A_ROW:
                 # The count begins anew for a caller that catches this and retries.
                 count, self._invalid_in_a_row = self._invalid_in_a_row, 0
@@ -192,11 +190,6 @@ class ServerGenerator:
         """Raise SampleError for a prompt that the model, or this kind of server, does not support."""
         self.policy.check_length(prompt, self.settings.max_new_tokens)
         self.messages.check_video(prompt)
-
-    def take_faults(self) -> list[BadSample]:
-        """Questions without a valid answer since the last call, and why."""
-        found, self._faults = self._faults, []
-        return found
 
     def take_num_retried(self) -> int:
         """Number of invalid answers that were requested again since the last call."""
@@ -271,14 +264,14 @@ class ServerGenerator:
             assert result is not None
             raise result
 
-        at_once = self._takes_n and count > 1
+        at_once = self.takes_n and count > 1
         given: list[Answer | AnswerError | None] = [None] * count
         try:
             if at_once:
                 first = await all_choices()
                 given[: len(first)] = first
                 if len(first) < count:
-                    self._takes_n = False
+                    self.takes_n = False
                     self.log_once(
                         "n",
                         f"the server at {client.url} gave {len(first)} of {count} choices: from now on every rollout "
@@ -286,7 +279,7 @@ class ServerGenerator:
                     )
             answers = await gather_or_cancel(single(index, given[index]) for index in range(count))
         except AnswerError as error:
-            return AnswerError(f"Server {client.url}: {client.without_key(str(error))}")
+            return AnswerError(f"Server {client.url}: {client.without_key(str(error))}", client.url)
         self._check_different(client, prompt, answers, at_once)
         return answers
 
@@ -314,7 +307,7 @@ class ServerGenerator:
             )
         name = f"Sample {prompt.sample_id!r}: the answer to POST /chat/completions"
         completion = parse_part(Completion, response, name)
-        check_prompt_echo(prompt, response)
+        self.prompt_echo = check_prompt_echo(prompt, response)
         found: list[Answer | AnswerError] = []
         indices: set[int] = set()
         for choice in completion.choices:
@@ -355,7 +348,7 @@ class ServerGenerator:
             return
         line = f"all {len(answers)} responses to sample {prompt.sample_id!r} of the server at {client.url} are equal"
         if at_once and self.server.kind == "openai":
-            self._takes_n = False
+            self.takes_n = False
             self.log_once("equal at once", f"{line}: from now on every rollout is a request of its own")
         else:
             self.log_once("equal", f"{line}; if that happens often, it ignores the temperature or the seeds")
@@ -384,6 +377,15 @@ class ServerGenerator:
             )
 
 
+def bad_samples(prompts: Sequence[Prompt], found: Sequence[list[Answer] | AnswerError]) -> list[BadSample]:
+    """Questions without a valid answer, and why."""
+    return [
+        BadSample(prompt.sample_id, UNUSABLE, str(error), error.url)
+        for prompt, error in zip(prompts, found, strict=True)
+        if isinstance(error, AnswerError)
+    ]
+
+
 def query_server(
     settings: RolloutSettings, should_stop: Callable[[], bool], log: Callable[[str], None], advice: str = RUN_GOES_ON
 ) -> ServerInfo:
@@ -404,7 +406,7 @@ def query_server(
             return await recognize(client)
 
     first, *others = [run_until_stopped(query(url), should_stop, STOPPED) for url in settings.server.urls]
-    for url, other in zip(settings.server.replicas, others, strict=True):
+    for url, other in zip(settings.server.urls[1:], others, strict=True):
         if (other.kind, other.models) != (first.kind, first.models):
             raise ServerError(
                 f"The servers differ: {settings.server.url} ({first.kind}) serves "

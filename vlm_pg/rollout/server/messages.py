@@ -11,8 +11,9 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ import torch
 from vlm_pg.errors import SampleError, ServerError
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.positions import TOKEN_TYPES
 from vlm_pg.models.settings import PositionRule
 from vlm_pg.prompts.builder import user_content
 from vlm_pg.prompts.chat import render_chat
@@ -35,6 +37,8 @@ ALL_FRAMES = (
     "vLLM keeps at most 768 frames of a video, and versions without a video loader of the model's own 32, unless they "
     """are started with --media-io-kwargs '{"video": {"num_frames": -1}}'. Do so, or lower media.max_frames."""
 )
+# Of a file's frame rate.
+RATE_DENOMINATOR = 10_000
 _SECONDS = re.compile(r"<([0-9.]+) seconds>")
 
 
@@ -93,10 +97,13 @@ class ChatMessages:
         """
         words = self._checked_words(prompt)
         self.check_video(prompt)
+        rates = iter(self._file_rates(prompt))
         content = [
             {
                 "type": f"{medium}_url",
-                f"{medium}_url": {"url": _video_url(frames) if medium == "video" else _image_url(frames[0])},
+                f"{medium}_url": {
+                    "url": _video_url(frames, next(rates)) if medium == "video" else _image_url(frames[0])
+                },
             }
             for medium, frames in zip(prompt.media_kinds, frames_of(prompt, self._policy.processor), strict=True)
         ]
@@ -134,11 +141,29 @@ class ChatMessages:
         return _ending_arguments(self._answer_prefix) if self._answer_prefix else {}
 
     def served_positions(self, prompt: Prompt, rule: PositionRule) -> torch.Tensor:
-        """int64 [3, P]: the prompt's positions at the server's frame rate, by the rule it counts by."""
+        """int64 [3, P]: the prompt's positions at the rates of its files, by the rule that the server counts by."""
         frames = self._policy.pixels.temporal_patch_size
-        seconds = (frames / VLLM_FRAMES_PER_SECOND,) * prompt.media_kinds.count("video")
+        seconds = tuple(float(frames / rate) for rate in self._file_rates(prompt))
         media = (prompt.grid_thw, prompt.media_kinds, seconds)
         return self._policy.positions(prompt.input_ids, prompt.mm_token_type_ids, *media, rule=rule)
+
+    def _file_rates(self, prompt: Prompt) -> list[Fraction]:
+        """Frames per second of each video's file, with which vLLM counts the prompt's positions where it can."""
+        kinds, policy = prompt.media_kinds, self._policy
+        if "video" not in kinds or policy.family.video_time != "seconds":
+            return [Fraction(VLLM_FRAMES_PER_SECOND)] * kinds.count("video")
+        assert prompt.grid_thw is not None
+        per_second = policy.model.config.vision_config.tokens_per_second
+        area = policy.pixels.merge_size**2
+        grids = [grid for grid, kind in zip(prompt.grid_thw.tolist(), kinds, strict=True) if kind == "video"]
+        times_M = prompt.positions_3P[0][prompt.mm_token_type_ids == TOKEN_TYPES["video"]]
+        of_videos = times_M.split([times * rows * columns // area for times, rows, columns in grids])
+        return [
+            file_rate(
+                (times - times[0]).view(grid[0], -1)[:, 0].tolist(), per_second, policy.pixels.temporal_patch_size
+            )
+            for times, grid in zip(of_videos, grids, strict=True)
+        ]
 
     def check_video(self, prompt: Prompt) -> None:
         """Raise SampleError for a video that a server would read with other timestamps than this process."""
@@ -147,9 +172,9 @@ class ChatMessages:
         if not torch.equal(self.served_positions(prompt, self._policy.settings.positions), prompt.positions_3P):
             raise SampleError(
                 "video_for_server",
-                f"the video of sample {prompt.sample_id!r} has another frame rate than the {VLLM_FRAMES_PER_SECOND} "
-                "frames per second of the files that vLLM is sent, so its rotary positions would differ. Set "
-                f"media.fps={VLLM_FRAMES_PER_SECOND} and enough media.max_frames, or use rollout.engine=in_process.",
+                f"the video of sample {prompt.sample_id!r} is shown at more than {VLLM_FRAMES_PER_SECOND} frames per "
+                "second, or at times without a constant rate. vLLM would drop frames of such a file, or count other "
+                f"rotary positions. Set media.fps={VLLM_FRAMES_PER_SECOND}, or use rollout.engine=in_process.",
             )
 
         # Some families write seconds before every temporal patch; vLLM's count from 0 at its frame rate.
@@ -231,13 +256,29 @@ def _image_url(frame: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _video_url(frames: np.ndarray) -> str:
+def file_rate(times: Sequence[int], positions_per_second: float, frames_per_grid: int) -> Fraction:
+    """Frames per second of a file, at most vLLM's, at which temporal grid i of a video has position ``times[i]``.
+
+    That position is floor(i * seconds * positions_per_second) for grids of ``seconds``, which bounds the seconds from
+    both sides; the middle is where no rounding decides. A rate that does not fit is returned for times without one.
+    """
+    seconds = frames_per_grid / VLLM_FRAMES_PER_SECOND
+    positions = [index * positions_per_second for index in range(len(times))]
+    if list(times) == [int(position * seconds) for position in positions]:
+        return Fraction(VLLM_FRAMES_PER_SECOND)
+    least = max(time / position for time, position in zip(times[1:], positions[1:], strict=True))
+    largest = min((time + 1) / position for time, position in zip(times[1:], positions[1:], strict=True))
+    seconds = max(seconds, (max(seconds, least) + largest) / 2)
+    return Fraction(frames_per_grid / seconds).limit_denominator(RATE_DENOMINATOR)
+
+
+def _video_url(frames: np.ndarray, rate: Fraction) -> str:
     """A lossless file, which has its frame rate; vLLM takes a list of JPEG frames for 1 frame per second."""
     import av
 
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="avi") as container:
-        stream = container.add_stream("ffv1", rate=VLLM_FRAMES_PER_SECOND)
+        stream = container.add_stream("ffv1", rate=rate)
         stream.height, stream.width = frames.shape[2:]
         stream.pix_fmt = "bgr0"
         for frame in frames:
@@ -247,8 +288,12 @@ def _video_url(frames: np.ndarray) -> str:
     return "data:video/avi;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> None:
-    """Raise ServerError if the server says it read another prompt: by its ids where it gives them, else its length."""
+def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> Literal["ids", "length", ""]:
+    """What the server reports of the prompt it read: its ids, else its length, else nothing.
+
+    Raises:
+        ServerError: it read another prompt.
+    """
     ours = prompt.num_tokens
     ids = answer.get("prompt_token_ids")
     theirs = len(ids) if ids else (answer.get("usage") or {}).get("prompt_tokens")
@@ -266,3 +311,4 @@ def check_prompt_echo(prompt: Prompt, answer: Mapping[str, Any]) -> None:
             f"Sample {prompt.sample_id!r}: token {index} of the prompt is {ids[index]} at the server and "
             f"{int(prompt.input_ids[index])} here. Serve the same model with the same chat template and processor."
         )
+    return "ids" if ids else "" if theirs is None else "length"

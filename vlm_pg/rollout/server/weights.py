@@ -30,12 +30,12 @@ from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.broadcast import Broadcast
 from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
-from vlm_pg.rollout.server.dialects import Kind, ServerInfo
+from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import DecodedMedia, MediaRef, Prompt, ResponseGroup, Sample
+from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, ResponseGroup, Sample
 
 # Endpoints that loading weights takes. vLLM has them with VLLM_SERVER_DEV_MODE=1.
 ENDPOINTS: dict[Kind, frozenset[str]] = {
@@ -58,7 +58,10 @@ TESTED_VLLM = "0.32"
 LOADING_ATTEMPTS = 3
 # Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
 FP32_LIMIT, ROUNDED_LIMIT = 1e-7, 0.02
-PROBE_RESPONSES, PROBE_TOKENS, PROBE_SIDE = 4, 16, 4
+PROBE_RESPONSES, PROBE_TOKENS, PROBE_SIDE, PROBE_FRAMES = 4, 16, 4, 4
+PROBE_QUESTION = "Describe the colours of this picture, from left to right, and count to twenty."
+# More tokens than vLLM's blocks of keys and values (128 on a CPU): only whole ones are in its prefix cache.
+PROBE_REPEATED = 8
 _VERSION = re.compile(r"vlm_pg-(?P<run>.+)-(?P<updates>\d+|loading)-[0-9a-f]+")
 
 
@@ -224,6 +227,16 @@ class PushedWeights:
         return [version for version in found if version is not None]
 
     @property
+    def updates(self) -> int | None:
+        """Updates of the weights that the servers have; None before the first loading."""
+        return self._updates
+
+    def present(self) -> list[Version] | None:
+        """The versions of the servers; None if one has lost the weights."""
+        found = [version for version in self._versions() if version and version[:2] == (self._run, self._updates)]
+        return found if len(found) == len(self._urls) else None
+
+    @property
     def path(self) -> Path:
         """Folder of the present weights, with the processor's files."""
         assert self._updates is not None
@@ -301,10 +314,12 @@ class PushedWeights:
             return self._in_client(url, lambda client: load(client, updates))
         if url not in self._sent:
             # Other ranks, which would have to gather, sample at a pace of their own.
-            if self._model.ranks.world_size > 1 or is_sharded(self._model.policy.model):
+            alone = self._model.ranks.world_size == 1 and not is_sharded(self._model.policy.model)
+            if not alone or self._model.policy.weights_version != updates:
                 raise ServerError(
-                    f"The server at {url} was started again within a step, and weights of several ranks are broadcast "
-                    f"only between steps. With rollout.server.transfer=folder they are loaded again. {RUN_GOES_ON}"
+                    f"The server at {url} was started again within a step, and weights of several ranks, or from "
+                    "before an update, cannot be broadcast again. With rollout.server.transfer=folder they are loaded "
+                    f"again. {RUN_GOES_ON}"
                 )
             if (problem := self._broadcast(updates, [url])) is not None:
                 raise problem
@@ -456,7 +471,7 @@ class Probe:
             max_new_tokens=PROBE_TOKENS,
             server=settings.server.of_url(url),
         )
-        self._prompt = _probe_prompt(policy)
+        self._prompt = probe_prompt(policy)
         messages = ChatMessages(policy, {})
         self._generator = ServerGenerator(
             policy, plain, seed, should_stop, messages, Path("unused"), log, server=server
@@ -471,7 +486,6 @@ class Probe:
         """
         self._generator.model_name = model_name or self._generator.model_name
         (answers,) = self._generator.generate([self._prompt], step)
-        self._generator.take_faults()
         if isinstance(answers, Exception):
             raise ServerError(f"The probe after loading weights got no valid answer. {answers}")
         group = ResponseGroup(self._prompt, tuple(torch.tensor(answer.token_ids) for answer in answers))
@@ -479,19 +493,23 @@ class Probe:
         return divergence([answer.logprobs for answer in answers], scores)
 
 
-def _probe_prompt(policy: Policy) -> Prompt:
-    """A question about a picture of noise of the least size that the processor leaves as it is."""
+def probe_prompt(policy: Policy, kind: MediaKind | None = "image") -> Prompt:
+    """A question about an image of noise, or a video of some frames, of the least size that the processor leaves as it
+    is; with ``kind=None``, or for a model that reads no media, about nothing."""
     media: list[DecodedMedia] = []
-    if policy.family.reads_media:
+    if policy.family.reads_media and kind is not None:
         factor = policy.pixel_factor
-        least = getattr(policy.processor.image_processor, "size", {}).get("shortest_edge", 0)
+        processor = policy.processor.image_processor if kind == "image" else policy.processor.video_processor
+        least = getattr(processor, "size", {}).get("shortest_edge", 0)
         side = factor * max(PROBE_SIDE, int(np.ceil(np.sqrt(least) / factor)))
-        pixels = np.random.default_rng(0).integers(0, 256, (1, 3, side, side), dtype=np.uint8)
-        media.append(DecodedMedia("image", pixels, (0.0,), 0.0, "pillow"))
+        frames = 1 if kind == "image" else PROBE_FRAMES
+        pixels = np.random.default_rng(0).integers(0, 256, (frames, 3, side, side), dtype=np.uint8)
+        seconds = tuple(index / VLLM_FRAMES_PER_SECOND for index in range(frames))
+        media.append(DecodedMedia(kind, pixels, seconds, 0.0 if kind == "image" else VLLM_FRAMES_PER_SECOND, "noise"))
     sample = Sample(
         "probe",
-        "Describe the colours of this picture, from left to right, and count to twenty.",
-        tuple(MediaRef("image", "noise.png") for _ in media),
+        " ".join([PROBE_QUESTION] * PROBE_REPEATED),
+        tuple(MediaRef(item.kind, "noise") for item in media),
         (),
         "noise",
         "free_form",
