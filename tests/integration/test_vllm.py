@@ -294,7 +294,7 @@ def test_a_server_that_is_killed_in_a_broadcast_is_sent_everything_again(
         for weight in policy.model.parameters():
             weight.mul_(1.01)
     policy.weights_changed()
-    engine.sync_weights()
+    engine.sync_weights(1)
     engine.generate(prompts, 1)
     found = reported(engine)
     assert 0 <= found["server_divergence"] <= LARGEST_NATS and 0 <= found["server_probe_divergence"] <= LARGEST_NATS

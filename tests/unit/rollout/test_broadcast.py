@@ -152,8 +152,8 @@ def test_the_server_follows_every_update(server: WeightServer, tmp_path: Path, m
     monkeypatch.setattr(broadcast, "BUCKET_BYTES", 2**16)
     run = Run(tmp_path, server, transfer="broadcast")
     for step in range(3):
-        run.engine.sync_weights()
-        run.engine.sync_weights()  # nothing new
+        run.engine.sync_weights(1)
+        run.engine.sync_weights(1)  # nothing new
         run.assert_on_policy(step)
         assert 0 <= reported(run.engine)[PROBE_DIVERGENCE] < 1e-9
         found = Version.parse(server.version)
@@ -174,7 +174,7 @@ def test_a_transfer_that_is_cut_off_is_repeated_or_ends_the_run(
     """Cut once: repeated. Always: an error, and the server's version is of no complete loading."""
     monkeypatch.setattr(broadcast, "BUCKET_BYTES", 2**16)
     run = Run(tmp_path, server, transfer="broadcast")
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     run.update()
     left, seen = [times], [0]
 
@@ -187,11 +187,11 @@ def test_a_transfer_that_is_cut_off_is_repeated_or_ends_the_run(
 
     server.before_control = cut
     if times == 1:
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
         run.assert_on_policy(1)
         return
     with pytest.raises(ServerError, match=r"^3 broadcasts of the weights failed, the last with: .*run.resume=auto"):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
     found = Version.parse(server.version)
     assert found is not None and found.updates != 1
 
@@ -210,7 +210,7 @@ def test_a_server_that_restarts_in_a_transfer_is_sent_everything_again(
             server.restart()
 
     server.before_control = restart  # type: ignore[assignment]
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     run.assert_on_policy(0)
     assert any("a broadcast of the weights failed" in line for line in run.lines)
     assert server.controlled.count("/start_weight_update") >= 2
@@ -221,7 +221,7 @@ def test_a_server_that_restarts_between_steps_or_was_left_in_a_transfer(server: 
     server.worker.call("/start_weight_update", {})
     run = Run(tmp_path, server, transfer="broadcast")
     run.update()
-    run.engine.sync_weights()
+    run.engine.sync_weights(1)
     run.assert_on_policy(1)
     server.restart()
     run.assert_on_policy(2)
@@ -232,7 +232,7 @@ def test_replicas_all_follow(tmp_path: Path) -> None:
     servers = [WeightServer(TINY) for _ in range(2)]
     run = Run(tmp_path, *servers, transfer="broadcast")
     for step in range(2):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
         run.assert_on_policy(step)
         run.update()
     for one in servers:
@@ -257,4 +257,4 @@ def test_a_server_without_the_engine_is_told_how_to_start_it(server: WeightServe
         Reply({"error": "Weight transfer not configured."}, {}, 500) if path == "/start_weight_update" else None
     )
     with pytest.raises(ServerError, match=r"not configured.*--worker-extension-cls and --weight-transfer-config"):
-        run.engine.sync_weights()
+        run.engine.sync_weights(1)
