@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.odd_server import Reply
-from tests.support.processes import ModuleProcess, launch_ranks
+from tests.support.processes import ModuleProcess, launch_ranks, start_ranks
 from tests.support.runs import deepspeed_config, read_lines
 from tests.support.short_run import short_run, train_here
 from tests.support.tiny_server import WeightServer
@@ -20,6 +20,7 @@ from vlm_pg.rollout.server import client
 
 pytestmark = pytest.mark.matrix
 
+TRANSFERS = ("folder", "broadcast")
 STEPS, QUESTIONS, DEATHS, CUTS = 12, 2, 20, 10
 
 
@@ -52,8 +53,8 @@ class MortalServer(WeightServer):
             return reply
 
 
-def config_of(folder: Path, server_url: str, staleness: int = 0, **training: Any) -> Path:
-    settings = {"url": server_url, "retries": 2, "wait_seconds": 20.0, "timeout_seconds": 60.0}
+def config_of(folder: Path, server_url: str, staleness: int = 0, transfer: str = "folder", **training: Any) -> Path:
+    settings = {"url": server_url, "retries": 2, "wait_seconds": 20.0, "timeout_seconds": 60.0, "transfer": transfer}
     return short_run(
         folder,
         rollout={
@@ -104,10 +105,13 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_run_outlives_a_server_that_dies_again_and_again(model: Path, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_a_run_outlives_a_server_that_dies_again_and_again(
+    model: Path, tmp_path: Path, seed: int, transfer: str
+) -> None:
     requests = range(2, STEPS * 12)
     server = MortalServer(model, dies=frozenset(random.Random(seed).sample(requests, DEATHS)))
-    train_to_the_end(config_of(tmp_path, server.url), server)
+    train_to_the_end(config_of(tmp_path, server.url, transfer=transfer), server)
     assert server.number > max(server.dies) and assert_trained_on_its_own(tmp_path, server) == STEPS * QUESTIONS * 4
 
 
@@ -185,7 +189,8 @@ def test_ranks_sample_ahead_together(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_ranks_write_the_weights_once(model: Path, tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_ranks_write_or_send_the_weights_once(model: Path, tmp_path: Path, layout: str, transfer: str) -> None:
     """Three questions over two ranks; the responses are those of a single process."""
     stage, *gather = LAYOUTS[layout] or (None,)
     steps = 3
@@ -196,11 +201,12 @@ def test_ranks_write_the_weights_once(model: Path, tmp_path: Path, layout: str) 
     for ranks, arguments in ((1, []), (2, engine)):
         server, folder = MortalServer(model), tmp_path / f"of-{ranks}"
         folder.mkdir()
-        config = config_of(folder, server.url, steps=steps, prompts_per_step=3)
+        config = config_of(folder, server.url, transfer=transfer, steps=steps, prompts_per_step=3)
         run = ["train", str(config), f"model.path={model}", *arguments]
         launch_ranks("vlm_pg.cli", *run, ranks=ranks)
         server.stop()
-        assert server.controlled.count("/collective_rpc") == steps
+        loading = "/collective_rpc" if transfer == "folder" else "/finish_weight_update"
+        assert server.controlled.count(loading) == steps
         assert_trained_on_its_own(folder, server)
         lines = read_lines(folder / "run" / "metrics.jsonl")
         assert max(line["server_divergence_max"] for line in lines) < 1e-4
@@ -209,3 +215,24 @@ def test_ranks_write_the_weights_once(model: Path, tmp_path: Path, layout: str) 
         found.append(sorted((record["step"], record["sample_id"], record["response"]) for record in records))
     # Of two ranks, the first one logs its own questions.
     assert found[1] and set(found[1]) < set(found[0])
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_ranks_end_a_failed_broadcast_together(model: Path, tmp_path: Path, times: int) -> None:
+    """Under ZeRO-3 rank 0 goes on gathering with the others. Broken off once, everything is sent again."""
+    server, left = MortalServer(model), [times]
+
+    def cut(path: str) -> Reply | None:
+        if path != "/update_weights" or not left[0]:
+            return None
+        left[0] -= 1
+        return Reply({}, {}, silent=True)
+
+    server.before_control = cut
+    config = config_of(tmp_path, server.url, transfer="broadcast", steps=2)
+    engine = ["training.engine=deepspeed", f"training.deepspeed_config={deepspeed_config(tmp_path, 3)}"]
+    done = [rank.finish(300) for rank in start_ranks("vlm_pg.cli", "train", str(config), *engine)]
+    server.stop()
+    printed = done[0].stdout + done[0].stderr
+    assert [rank.returncode for rank in done] == ([0, 0] if times == 1 else [2, 2]), printed
+    assert ("3 broadcasts of the weights failed" if times == 99 else "a broadcast of the weights failed") in printed

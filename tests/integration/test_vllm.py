@@ -8,6 +8,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,14 @@ from tests.support.runs import read_lines, run_cli, write_config
 from tests.support.server_engines import Untrained, reported
 from tests.support.short_run import SPREAD
 from tests.support.tiny_media import mp4
-from tests.support.vllm_server import FAMILIES, VllmServer, running_vllm
+from tests.support.vllm_server import BROADCAST, FAMILIES, VllmServer, running_vllm
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server import generator
+from vlm_pg.rollout.server.broadcast import Broadcast
+from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.server.engine import ServerEngine
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
@@ -241,3 +244,58 @@ def test_an_adapter_follows_and_a_tied_head_is_named(case: str, tmp_path: Path) 
         done = run_cli("train", str(write_config(tmp_path / "run.yaml", config)))
         printed = done.stdout + done.stderr
         assert done.returncode == 2 and "was given the weights after 1 updates and samples from others" in printed
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmServer]]:
+    """Two servers of one model that receive weights by broadcast."""
+    flags = (*BROADCAST, "--served-model-name", "tiny")
+    with (
+        running_vllm("qwen3_vl", tmp_path_factory.mktemp("vllm"), *flags) as first,
+        running_vllm("qwen3_vl", tmp_path_factory.mktemp("vllm"), *flags) as second,
+    ):
+        yield [first, second]
+
+
+def test_replicas_follow_5_steps_by_broadcast(replicas: list[VllmServer], tmp_path: Path) -> None:
+    first, second = replicas
+    config = sections(first.model, tmp_path, first.url, training={"steps": 5})
+    config["rollout"]["server"] |= {"replicas": [second.url], "transfer": "broadcast"}
+    assert_followed(lines := train(tmp_path, config, first.log))
+    assert len(lines) == 5 and not (tmp_path / "run" / "weights").exists()
+
+
+def test_a_server_that_is_killed_in_a_broadcast_is_sent_everything_again(
+    replicas: list[VllmServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = replicas[0]
+    policy = load_policy(server.model, device="cpu")
+    prompts, messages = build(policy)
+    settings = RolloutSettings.model_validate(
+        {
+            "engine": "server",
+            "num_generations": GENERATIONS,
+            "max_new_tokens": NEW_TOKENS,
+            "server": {"url": server.url, "wait_seconds": START_SECONDS, "retries": 0, "transfer": "broadcast"},
+        }
+    )
+    lines: list[str] = []
+    engine = ServerEngine(Untrained(policy), settings, 7, lambda: False, messages, tmp_path, lines.append)
+    send, kills = Broadcast._send_bucket, [1]
+
+    async def kill_while_it_receives(self: Broadcast, client: ServerClient) -> None:
+        if kills:
+            kills.pop()
+            Timer(0.005, lambda: (server.kill(), server.begin())).start()
+        await send(self, client)
+
+    monkeypatch.setattr(Broadcast, "_send_bucket", kill_while_it_receives)
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.mul_(1.01)
+    policy.weights_changed()
+    engine.sync_weights(1)
+    engine.generate(prompts, 1)
+    found = reported(engine)
+    assert 0 <= found["server_divergence"] <= LARGEST_NATS and 0 <= found["server_probe_divergence"] <= LARGEST_NATS
+    assert any("a broadcast of the weights failed" in line for line in lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
+import torch
+
 from tests.support.groups import tiny_policy
 from tests.support.odd_server import OddServer, Reply
 from vlm_pg.distributed import SINGLE_RANK, RankLayout
 from vlm_pg.errors import ServerError
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.sharded_weights import stored_tensors
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.contracts import Sampler
@@ -66,6 +69,9 @@ class Untrained:
 
     def save_weights(self, folder: Path) -> None:
         self.policy.model.save_pretrained(folder)
+
+    def stored_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return stored_tensors(self.policy.model, lambda weights: nullcontext())
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
         return nullcontext()

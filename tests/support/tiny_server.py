@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +19,11 @@ import av
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from transformers.video_utils import VideoMetadata
 
 from tests.support.odd_server import OddServer, Reply
+from tests.support.vllm_engine import Worker
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import LoraSettings, ModelSettings
@@ -30,6 +34,9 @@ from vlm_pg.types import Prompt
 
 SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
 CACHES = ("prefix", "mm", "encoder")
+TRANSFER = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
+# transformers loads one model at a time.
+_LOADING = threading.Lock()
 # What no request may set by vLLM's default (--trust-request-mm-kwargs).
 UNTRUSTED = ("media_io_kwargs", "mm_processor_kwargs")
 
@@ -133,15 +140,19 @@ class WeightServer(TinyServer):
         self.loads, self.version, self.adapters = True, "default", dict[str, Policy]()
         self.before_control: Callable[[str], Reply | None] = lambda path: None
         self.controlled: list[str] = []
+        self.worker = Worker()
         super().__init__(model)
         self._initial = model
         paths = ("/collective_rpc", "/update_weight_version", "/weight_info", *map("/reset_{}_cache".format, CACHES))
         paths += ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up")
+        paths += ("/get_world_size", *map("/{}".format, TRANSFER))
         self.schema = Reply({"paths": {path: {} for path in paths}}, {})
 
     def restart(self) -> None:
         """With the weights it was started with."""
         self._load(self._initial)
+        self.worker.stop()
+        self.worker = Worker()
         self.version, self.adapters, self.asleep = "default", {}, set()
         self._list()
 
@@ -153,6 +164,10 @@ class WeightServer(TinyServer):
             return other
         if path == "/weight_info":
             return Reply({"weight_version": self.version}, body)
+        if path == "/get_world_size":
+            return Reply({"world_size": 1}, body)
+        if path.removeprefix("/") in TRANSFER:
+            return self._transfer(path, body)
         if path == "/update_weight_version":
             self.version = body["new_version"]
             return Reply({"success": True}, body)
@@ -195,9 +210,22 @@ class WeightServer(TinyServer):
             self._policy = base
         return reply
 
+    def _transfer(self, path: str, body: dict[str, Any]) -> Reply:
+        worker = self.worker
+        try:
+            worker.call(path, body)
+        except Exception as error:
+            return Reply({"error": str(error)}, body, 500)
+        if path == "/finish_weight_update" and self.loads and worker.model.tensors:
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copytree(self._initial, folder, dirs_exist_ok=True)
+                save_file(worker.model.tensors, f"{folder}/model.safetensors", metadata={"format": "pt"})
+                self._load(Path(folder))
+        return Reply({"message": "done"}, body)
+
     def _list(self) -> None:
         self.models = {"data": [{"id": name, "owned_by": "vllm"} for name in ("tiny", *self.adapters)]}
 
     def _load(self, folder: Path) -> None:
-        with self._policy_lock:
+        with self._policy_lock, _LOADING:
             self._policy = load_policy(folder, device="cpu")

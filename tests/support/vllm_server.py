@@ -13,8 +13,15 @@ import pytest
 from scripts.bench.vllm_server import COMMAND_VARIABLE
 from scripts.bench.vllm_server import VllmServer as VllmServer
 from tests.support.tiny import tiny_model, tiny_processor
+from vlm_pg.rollout.server import vllm_plugin
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+# Of a server that receives weights by broadcast, with its PYTHONPATH.
+BROADCAST = (
+    *("--worker-extension-cls", "vlm_pg_transfer.Extension"),
+    *("--weight-transfer-config", '{"backend": "vlm_pg"}'),
+)
+PLUGIN = Path(vllm_plugin.__file__).parent
 
 # Heads of 32 are the smallest that vLLM's attention on a CPU has.
 _HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -70,7 +77,8 @@ def running_vllm(
     """
     command = vllm_command()
     whole = (*("--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "16"), *flags)
-    environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if adapters else {}
+    environment = {"PYTHONPATH": str(PLUGIN)}
+    environment |= {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if adapters else {}
     server = VllmServer([command], save_vllm_model(home / "model", family, tied=tied), home, whole, environment)
     try:
         server.start()

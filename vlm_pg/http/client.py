@@ -8,11 +8,13 @@ redirect is a response like any other, so the key never travels to another host.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from functools import cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -125,7 +127,7 @@ class Client:
             max_retries=0,
             timeout=httpx2.Timeout(timeout_seconds, connect=connect_seconds),
             http_client=httpx2.AsyncClient(
-                limits=httpx2.Limits(max_connections=connections), event_hooks={"response": [bound]}
+                verify=_tls(), limits=httpx2.Limits(max_connections=connections), event_hooks={"response": [bound]}
             ),
         )
 
@@ -200,6 +202,12 @@ class Client:
             if not limit.expired():
                 raise
             return httpx2.ReadTimeout("the response was not complete by then")
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Shared by all clients: reading the certificates takes 0.1 s."""
+    return httpx2.create_ssl_context()
 
 
 def retry_after_seconds(outcome: Outcome) -> float:

@@ -59,6 +59,12 @@ class ServerSettings(Settings):
         "samples from them (vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, transformers serve). keep: the server keeps the "
         "weights it was started with; it must report log-probabilities.",
     )
+    transfer: Literal["folder", "broadcast"] = Field(
+        "folder",
+        description="How pushed weights reach the servers. folder: as files in weights_folder. broadcast: from rank 0 "
+        "over a process group with vLLM's workers (gloo, on GPUs NCCL), for which vLLM is started with the engine in "
+        "vlm_pg/rollout/server/vllm_plugin; not with model.lora.",
+    )
     weights_folder: str | None = Field(
         None,
         description="Folder for the weights that servers load, which they see under the same path (on one machine for "
@@ -308,6 +314,11 @@ class RolloutSettings(Settings):
             problems.append(
                 "rollout.server.sleep is true and rollout.server.weights is keep: a server that sleeps gives up its "
                 "weights, and is not given new ones. Set rollout.server.weights=push or rollout.server.sleep=false."
+            )
+        if self.server.sleep and self.server.transfer == "broadcast":
+            problems.append(
+                "rollout.server.sleep is true and rollout.server.transfer is broadcast: NCCL connects no two processes "
+                "on one GPU. Set rollout.server.transfer=folder, or rollout.server.sleep=false on GPUs of its own."
             )
         return problems + _launch_faults(self)
 

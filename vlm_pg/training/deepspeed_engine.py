@@ -25,12 +25,12 @@ from vlm_pg.distributed import RankLayout, join_ranks, max_over_ranks, sum_over_
 from vlm_pg.errors import GradientMismatchError
 from vlm_pg.memory import free_bytes
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.sharded_weights import save_sharded
 from vlm_pg.models.weights import is_on_nvme, not_finite, whole_shape
 from vlm_pg.training.deepspeed_config import make_optimizer, offloads_optimizer, read_deepspeed_config
 from vlm_pg.training.engines import SHARD_BYTES, Engine, check_finite, check_updated, keeps_masters, trained_weights
 from vlm_pg.training.optimizer_states import OptimizerStates, StateSlice, adam_state
 from vlm_pg.training.settings import TrainingSettings
-from vlm_pg.training.sharded_weights import save_sharded
 
 # Of free memory, for gathering all weights for generation: keys and values need room too.
 SHARE_FOR_WEIGHTS = 0.5

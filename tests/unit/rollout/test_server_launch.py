@@ -228,3 +228,14 @@ def test_a_port_that_is_taken_and_commands_that_do_not_exist(tmp_path: Path) -> 
     assert returncode == 2 and "executable is 'no-vllm', which is no command here" in printed
     returncode, printed = Serving(tmp_path / "c", beside=["no-such-command"]).finish()
     assert returncode == 2 and "no-such-command cannot be run" in printed
+
+
+def test_a_server_that_receives_broadcasts_has_our_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found on its PYTHONPATH, before what is there already."""
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    (command, *_) = commands(vllm_config("rollout.server.transfer=broadcast"))
+    folder, _, rest = command.environment["PYTHONPATH"].partition(":")
+    module, _, name = flags(command)["--worker-extension-cls"].partition(".")
+    assert f"class {name}:" in (Path(folder) / f"{module}.py").read_text() and rest == "elsewhere"
+    assert json.loads(flags(command)["--weight-transfer-config"]) == {"backend": "vlm_pg"}
+    assert "PYTHONPATH" not in commands(vllm_config())[0].environment

@@ -14,8 +14,8 @@ from transformers.core_model_loading import Chunk, WeightConverter
 
 from tests.support.tiny import tiny_model
 from vlm_pg.distributed import RankLayout
+from vlm_pg.models.sharded_weights import save_sharded
 from vlm_pg.models.weights import not_finite
-from vlm_pg.training.sharded_weights import save_sharded
 
 
 def gathered(weights: Any) -> AbstractContextManager[None]:

@@ -21,6 +21,7 @@ from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
+from vlm_pg.models.sharded_weights import stored_tensors
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.server.dialects import POSITION_RULES, REPORTING, ServerInfo
@@ -51,6 +52,9 @@ class LoadedModel:
 
     def save_weights(self, folder: Path) -> None:
         self.policy.model.save_pretrained(folder)
+
+    def stored_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return stored_tensors(self.policy.model, lambda weights: nullcontext())
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
         return nullcontext()

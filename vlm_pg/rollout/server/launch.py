@@ -15,6 +15,7 @@ from vlm_pg.errors import ConfigError
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.rollout.server import vllm_plugin
 from vlm_pg.rollout.settings import LaunchSettings, RolloutSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -65,6 +66,9 @@ def server_commands(
         environment["VLLM_SERVER_DEV_MODE"] = "1"
     if rollout.server.weights == "push" and model.lora is not None:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if rollout.server.weights == "push" and rollout.server.transfer == "broadcast":
+        paths = (vllm_plugin.__path__[0], environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")))
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     commands = []
     for number, url in enumerate(rollout.server.launched_urls):
         port = urlsplit(url).port
@@ -103,6 +107,9 @@ def _flags(
         values["served-model-name"] = server.model
     if model.lora is not None:
         values["max-lora-rank"] = _lora_rank(model.lora.rank)
+    if server.weights == "push" and server.transfer == "broadcast":
+        values["worker-extension-cls"] = "vlm_pg_transfer.Extension"
+        values["weight-transfer-config"] = json.dumps({"backend": "vlm_pg"})
     switches = {
         "enable-lora": model.lora is not None,
         "enable-sleep-mode": server.sleep,

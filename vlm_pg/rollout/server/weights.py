@@ -1,4 +1,4 @@
-"""The policy's weights on its servers: written to a folder, loaded by every server, proven by a probe.
+"""The policy's weights on its servers: loaded from a folder or received by broadcast, proven by a probe.
 
 A server is sampled from only while it reports the version that was set after it had loaded the weights. The version
 ends in a random part that is new with every loading, so that a server which was started again, or loaded weights of
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,10 +24,12 @@ from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.weights import is_sharded
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient
+from vlm_pg.rollout.server.broadcast import Broadcast
+from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence, divergence
 from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator
@@ -43,6 +45,11 @@ ENDPOINTS: dict[Kind, frozenset[str]] = {
     ),
     "sglang": frozenset(("/update_weights_from_disk", "/model_info", "/flush_cache")),
 }
+# And a broadcast to vLLM.
+BROADCAST_ENDPOINTS = frozenset(
+    ("/get_world_size", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights")
+    + ("/finish_weight_update",)
+)
 # And an adapter; vLLM has them with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
 ADAPTER_ENDPOINTS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 SLEEP_ENDPOINTS = frozenset(("/sleep", "/wake_up"))
@@ -66,6 +73,9 @@ class TrainedModel(Protocol):
 
     def save_weights(self, folder: Path) -> None:
         """Write the weights; called on every rank."""
+
+    def stored_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that ``save_weights`` writes, each whole until the next is taken; taken on every rank."""
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
         """Inside, each rank may call the policy on its own."""
@@ -136,6 +146,8 @@ class PushedWeights:
         self._run = model.ranks.from_rank0(self._begin)
         self._updates: int | None = None
         self._asleep = False
+        self._sends = settings.server.transfer == "broadcast"
+        self._sent = dict[str, Version]()
         self._probes = [Probe(model.policy, settings, server, url, seed, should_stop, log) for url in self._urls]
         self._limit = settings.server.max_probe_divergence
         if self._limit is None:
@@ -143,7 +155,7 @@ class PushedWeights:
         self._divergence = Divergence()
 
     def sync(self) -> None:
-        """Write the present weights and load them into every server, unless they have them. All ranks call this.
+        """Load the present weights into every server, unless they have them. All ranks call this.
 
         Raises:
             ServerError: a server does not load the weights, or does not sample from them afterwards.
@@ -155,7 +167,7 @@ class PushedWeights:
             return
         if self._asleep and self._model.policy.device.type == "cuda":
             torch.cuda.empty_cache()  # the server's memory may be here
-        problem = self._write(updates)
+        problem = self._broadcast(updates, self._urls) if self._sends else self._write(updates)
         # Rank 0 alone loads them: the others wait for its result, and all raise the same error.
         with self._model.gathered_parameters():
             if ranks.is_rank0 and problem is None:
@@ -274,12 +286,50 @@ class PushedWeights:
             )
         return None
 
-    def _load(self, number: int, updates: int) -> Version:
-        """Load the weights that are in the folder into one server; their version there, once the probe has passed."""
-        url = self._urls[number]
-        load = self._load_adapter if self._is_adapter else self._load_weights
+    def _broadcast(self, updates: int, urls: Sequence[str]) -> Exception | None:
+        """Send the weights to these servers, on every rank; why that failed, the same on all."""
+        device, seconds, problem = self._model.policy.device, self._settings.timeout_seconds, None
         for _ in range(LOADING_ATTEMPTS):
-            version: Version = self._in_client(url, lambda client: load(client, updates))
+            loading, version = Version.new(self._run, None), Version.new(self._run, updates)
+
+            async def commit(client: ServerClient, loading: Version = loading, version: Version = version) -> None:
+                if not await self._commit(client, loading, version):
+                    raise ServerError("It was started again, or another run wrote to it.")
+
+            transfer = Broadcast(urls, self._in_clients, str(loading), commit, device, seconds)
+            failed = transfer.send(self._model.stored_tensors(), self._model.ranks.is_rank0)
+            problem = self._model.ranks.from_rank0(lambda: failed)  # noqa: B023
+            if problem is None and self._model.ranks.is_rank0:
+                self._sent |= dict.fromkeys(urls, version)
+            if not isinstance(problem, ServerError):
+                return problem
+            self._log(f"a broadcast of the weights failed: {problem}")
+        advice = "" if RUN_GOES_ON in str(problem) else f" {RUN_GOES_ON}"
+        return ServerError(f"{LOADING_ATTEMPTS} broadcasts of the weights failed, the last with: {problem}{advice}")
+
+    def _give(self, url: str, updates: int) -> Version:
+        """Load the weights that are in the folder into one server, unless a broadcast has brought them."""
+        if not self._sends:
+            load = self._load_adapter if self._is_adapter else self._load_weights
+            return self._in_client(url, lambda client: load(client, updates))
+        if url not in self._sent:
+            # Other ranks, which would have to gather, sample at a pace of their own.
+            alone = self._model.ranks.world_size == 1 and not is_sharded(self._model.policy.model)
+            if not alone or self._model.policy.weights_version != updates:
+                raise ServerError(
+                    f"The server at {url} was started again within a step, and weights of several ranks, or from "
+                    "before an update, cannot be broadcast again. With rollout.server.transfer=folder they are loaded "
+                    f"again. {RUN_GOES_ON}"
+                )
+            if (problem := self._broadcast(updates, [url])) is not None:
+                raise problem
+        return self._sent.pop(url)
+
+    def _load(self, number: int, updates: int) -> Version:
+        """Bring the weights to one server; their version there, once the probe has passed."""
+        url = self._urls[number]
+        for _ in range(LOADING_ATTEMPTS):
+            version = self._give(url, updates)
             found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
             if self._in_client(url, self._version) == version:
                 self._divergence += found
@@ -337,17 +387,21 @@ class PushedWeights:
                 ) from error
             if self._asleep:
                 await client.control("/wake_up?tags=kv_cache", {})
-            # They are filled from the old weights: keys and values, and the tower's output by the hash of its pixels.
-            for cache in ("prefix", "mm", "encoder"):
-                await client.control(f"/reset_{cache}_cache", {})
-            if await self._version(client) != loading:
-                continue  # it was started again meanwhile
-            try:
-                await client.control("/update_weight_version", {"new_version": str(version)}, once=True)
-            except ServerError:
-                continue
-            return version
+            if await self._commit(client, loading, version):
+                return version
         raise ServerError(self._restarted(client.url))
+
+    async def _commit(self, client: ServerClient, loading: Version, version: Version) -> bool:
+        """Set the version of a vLLM that has loaded; False if it was started again meanwhile."""
+        # They are filled from the old weights: keys and values, and the tower's output by the hash of its pixels.
+        for cache in ("prefix", "mm", "encoder"):
+            await client.control(f"/reset_{cache}_cache", {})
+        if await self._version(client) != loading:
+            return False
+        with suppress(ServerError):
+            await client.control("/update_weight_version", {"new_version": str(version)}, once=True)
+            return True
+        return False
 
     def _adapter(self, updates: int) -> Version:
         """The name of an adapter never stands for others: no random part is needed to tell loadings apart."""
@@ -383,12 +437,15 @@ class PushedWeights:
         return [self._in_client(url, self._version) for url in self._urls]
 
     def _in_client(self, url: str, work: Callable[[ServerClient], Any]) -> Any:
-        async def run() -> Any:
+        return self._in_clients([url], work)[0]
+
+    def _in_clients(self, urls: Sequence[str], work: Callable[[ServerClient], Awaitable[Any]]) -> list[Any]:
+        async def run(url: str) -> Any:
             log_once = lambda topic, line: self._log(line)  # noqa: E731
             async with ServerClient(self._settings.of_url(url), self._log, log_once) as client:
                 return await work(client)
 
-        return run_until_stopped(run(), self._should_stop, STOPPED)
+        return run_until_stopped(gather_or_cancel(map(run, urls)), self._should_stop, STOPPED)
 
 
 class Probe:
@@ -465,6 +522,13 @@ def probe_prompt(policy: Policy, kind: MediaKind | None = "image") -> Prompt:
 def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: bool) -> None:
     """Raise ServerError for a server that cannot load weights, or an adapter."""
     urls, kind = ", ".join(settings.server.urls), server.kind
+    sends = settings.server.transfer == "broadcast"
+    if sends and (is_adapter or kind != "vllm"):
+        cause = "model.lora is set" if is_adapter else f"the server at {urls} is of kind {kind}"
+        raise ServerError(
+            f"rollout.server.transfer is broadcast, and {cause}. Whole models can be broadcast, to vLLM. Set "
+            "rollout.server.transfer=folder."
+        )
     if is_adapter and kind != "vllm":
         raise ServerError(
             f"model.lora is set, and the server at {urls} is of kind {kind}, which is not known to load adapters. Use "
@@ -485,6 +549,8 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
     needed = ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]
     if settings.server.sleep:
         needed = needed | SLEEP_ENDPOINTS
+    if sends:
+        needed = needed | BROADCAST_ENDPOINTS
     if lacking := sorted(needed - server.paths):
         how = {"vllm": "Start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 was tested). ", "sglang": ""}
         if is_adapter:

@@ -1,10 +1,10 @@
-"""Saving of sharded weights (ZeRO-3) as ``save_pretrained`` does, gathered one by one."""
+"""Sharded weights (ZeRO-3), gathered one by one: saved as ``save_pretrained`` does, or by their names in its files."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -57,6 +57,30 @@ def save_sharded(model: Any, folder: Path, gathered: Gathered, is_writer: bool, 
         (folder / INDEX).write_text(index)
 
 
+def stored_tensors(model: Any, gathered: Gathered) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of ``save_pretrained``'s files by name, whole until the next is taken; taken on every rank."""
+    converter, by_weight, everything = _stored(model)
+    for names in [list(by_weight)] if everything is None else [[name] for name in by_weight]:
+        weights = {name: model.get_parameter_or_buffer(name) for name in names}
+        with gathered([weight for weight in weights.values() if is_shard(weight)]):
+            yield from converter.to_stored({name: weight.detach() for name, weight in weights.items()}).items()
+
+
+def _stored(model: Any) -> tuple[_Converter, dict[str, dict[str, torch.Tensor]], dict[str, torch.Tensor] | None]:
+    """Tensors in files, without data.
+
+    Returns:
+        Converter; tensors by the weight they are made of; all of them, None if one is made of several weights.
+    """
+    empty = _without_data(model)
+    converter = _Converter(model, empty)
+    by_weight = {name: _contiguous(converter.to_stored({name: tensor})) for name, tensor in empty.items()}
+    everything = _contiguous(converter.to_stored(empty))
+    one_by_one = {key: tensor.shape for tensors in by_weight.values() for key, tensor in tensors.items()}
+    same = one_by_one == {key: tensor.shape for key, tensor in everything.items()}
+    return converter, by_weight, everything if same else None
+
+
 def _plan(model: Any, shard_bytes: int) -> tuple[_Converter, list[str], dict[str, str], Counter[str], str] | None:
     """The files without any data; None if a tensor of them is made of several weights.
 
@@ -65,12 +89,8 @@ def _plan(model: Any, shard_bytes: int) -> tuple[_Converter, list[str], dict[str
     """
     from huggingface_hub import split_torch_state_dict_into_shards
 
-    empty = _without_data(model)
-    converter = _Converter(model, empty)
-    by_weight = {name: _contiguous(converter.to_stored({name: tensor})) for name, tensor in empty.items()}
-    everything = _contiguous(converter.to_stored(empty))
-    one_by_one = {key: tensor.shape for tensors in by_weight.values() for key, tensor in tensors.items()}
-    if one_by_one != {key: tensor.shape for key, tensor in everything.items()}:
+    converter, by_weight, everything = _stored(model)
+    if everything is None:
         return None
     split = split_torch_state_dict_into_shards(everything, filename_pattern=WEIGHTS, max_shard_size=shard_bytes)
     total = {"total_parameters": sum(map(num_elements, model.parameters())), **split.metadata}

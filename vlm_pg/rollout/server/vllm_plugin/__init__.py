@@ -1,0 +1,1 @@
+"""Folder for the PYTHONPATH of vLLM, which has not our package."""
