@@ -12,12 +12,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-import torch.distributed
 
+from vlm_pg.distributed.foreign import open_store, sender_group, start_broadcast
 from vlm_pg.errors import ServerError
 from vlm_pg.rollout.server.client import ServerClient, gather_or_cancel
-
-dist: Any = torch.distributed
 
 # Of one broadcast; a larger tensor is sent by itself.
 BUCKET_BYTES = 2**28
@@ -107,7 +105,7 @@ class Broadcast:
         size = 1 + int((await client.control("/get_world_size", once=True)).get("world_size", 1))
         timeout = timedelta(seconds=self._timeout_seconds)
         address = await asyncio.to_thread(self._address_seen_from, client.url)
-        store = dist.TCPStore(address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = open_store(address, timeout)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         info = {"address": address, "port": store.port, "key": self._key, "backend": backend, "world_size": size}
         info["timeout_seconds"] = self._timeout_seconds
@@ -117,7 +115,7 @@ class Broadcast:
             while not (request.done() or store.check(workers)):
                 await asyncio.sleep(POLL_SECONDS)
             if not request.done():
-                self._groups[client.url] = await asyncio.to_thread(_group, store, backend, size, address, timeout)
+                self._groups[client.url] = await asyncio.to_thread(sender_group, store, backend, size, address, timeout)
             await request
         finally:
             request.cancel()
@@ -149,10 +147,10 @@ class Broadcast:
         names, dtypes, shapes = zip(*self._listed, strict=True)
         info = {"key": self._key, "names": names, "dtypes": dtypes, "shapes": shapes}
         request = client.control("/update_weights", {"update_info": info}, once=True)
-        group, data = self._groups[client.url], [self._buffer[: self._filled]]
+        group, bucket = self._groups[client.url], self._buffer[: self._filled]
         try:
             # In a thread: NCCL connects in the first broadcast, for which the worker needs the request.
-            sent = asyncio.to_thread(group.broadcast, data, dist.BroadcastOptions())
+            sent = asyncio.to_thread(start_broadcast, group, bucket)
             _, work = await gather_or_cancel([request, sent])
             work.wait()  # the worker has it
         except RuntimeError as error:
@@ -165,14 +163,3 @@ class Broadcast:
     async def _end(self, client: ServerClient) -> None:
         await client.control("/finish_weight_update", {}, once=True)
         await self._commit(client)
-
-
-def _group(store: Any, backend: str, size: int, address: str, timeout: timedelta) -> Any:
-    """The sender's end of a group, as rank 0."""
-    if backend == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, 0, size, options)
-    options = dist.ProcessGroupGloo._Options()
-    options._timeout, options._devices = timeout, [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, 0, size, options)

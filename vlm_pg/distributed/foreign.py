@@ -1,0 +1,32 @@
+"""Process groups with another program's processes, beside the run's own: this process sends, as rank 0."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+dist: Any = torch.distributed
+
+
+def open_store(address: str, timeout: timedelta) -> Any:
+    """A store on a free port of this machine, in which the other processes meet it."""
+    return dist.TCPStore(address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+
+
+def sender_group(store: Any, backend: str, size: int, address: str, timeout: timedelta) -> Any:
+    """The sender's end of a group of ``size`` processes; ``backend``: gloo or nccl."""
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, 0, size, options)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout, options._devices = timeout, [dist.ProcessGroupGloo.create_device(hostname=address)]
+    return dist.ProcessGroupGloo(store, 0, size, options)
+
+
+def start_broadcast(group: Any, values: torch.Tensor) -> Any:
+    """Broadcast ``values`` from rank 0; ``wait()`` of the result returns once the others have them."""
+    return group.broadcast([values], dist.BroadcastOptions())
