@@ -30,6 +30,9 @@ from vlm_pg.rollout.server.engine import PROBE_DIVERGENCE
 from vlm_pg.rollout.server.weights import Version
 from vlm_pg.rollout.settings import ServerSettings
 
+# gloo's threads may wait for a peer that is gone until a time-out, and freeing its group waits for them.
+pytestmark = pytest.mark.matrix
+
 UPDATE = "/update_weights"
 STEPS_OF_TRANSFER = [
     "/update_weight_version",
