@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,12 @@ import torch
 import torch.distributed
 
 dist: Any = torch.distributed
+
+# Broadcasts of gloo that may not have ended, and their groups. ``abort()`` does not end them, and freeing a group waits
+# for them: at a lost peer until the time-out, in any thread. A reference that is never dropped keeps the set, with the
+# groups, from being freed at the exit of the process as well.
+_started = set[tuple[Any, Any]]()
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_started))
 
 
 def open_store(address: str, timeout: timedelta) -> Any:
@@ -29,4 +36,20 @@ def sender_group(store: Any, backend: str, size: int, address: str, timeout: tim
 
 def start_broadcast(group: Any, values: torch.Tensor) -> Any:
     """Broadcast ``values`` from rank 0; ``wait()`` of the result returns once the others have them."""
-    return group.broadcast([values], dist.BroadcastOptions())
+    _forget_ended()
+    work = group.broadcast([values], dist.BroadcastOptions())
+    if isinstance(group, dist.ProcessGroupGloo):
+        _started.add((group, work))
+    return work
+
+
+def end_group(group: Any) -> None:
+    """Without waiting for its broadcasts; NCCL's end, gloo's stay until they do."""
+    group.abort()
+    _forget_ended()
+
+
+def _forget_ended() -> None:
+    for one in tuple(_started):
+        if one[1].is_completed():
+            _started.discard(one)

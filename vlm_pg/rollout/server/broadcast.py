@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from vlm_pg.distributed.foreign import open_store, sender_group, start_broadcast
+from vlm_pg.distributed.foreign import end_group, open_store, sender_group, start_broadcast
 from vlm_pg.errors import ServerError
 from vlm_pg.rollout.server.client import ServerClient, gather_or_cancel
 
@@ -68,7 +68,7 @@ class Broadcast:
         if is_sender and problem is None:
             problem = self._attempt(self._finish)
         for group in self._groups.values():
-            group.abort()  # a broadcast that waits for a lost server ends
+            end_group(group)
         self._groups.clear()
         return problem
 

@@ -101,7 +101,9 @@ class BroadcastEngine(WeightTransferEngine):
             raise
 
     def receive_weights(self, bucket: Bucket) -> None:
-        if self._group is None or self._key != bucket.key:
+        # Held here: freeing a gloo group waits for its broadcasts, and another thread may shut the engine down.
+        group = self._group
+        if group is None or self._key != bucket.key:
             raise RuntimeError("This bucket is of another process group: the server restarted, or two runs send.")
         places, end = [], 0
         for name, dtype_name, shape in zip(bucket.names, bucket.dtypes, bucket.shapes, strict=True):
@@ -110,7 +112,7 @@ class BroadcastEngine(WeightTransferEngine):
             places.append((name, dtype, shape, slice(end, end + size)))
             end += -(-size // ALIGNMENT) * ALIGNMENT
         flat = torch.empty(end, dtype=torch.uint8, device=self.device)
-        self._group.broadcast([flat], dist.BroadcastOptions()).wait()
+        group.broadcast([flat], dist.BroadcastOptions()).wait()
         self.model.load_weights((name, flat[place].view(dtype).view(shape)) for name, dtype, shape, place in places)
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
