@@ -290,11 +290,6 @@ def _algorithm_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, tr
             "rollout.staleness=0, or algorithm.resample_rounds=0 and algorithm.prune_fill=false.",
         ),
         (
-            algorithm.temporal_bonus > 0 and rollout.engine == "server",
-            "algorithm.temporal_bonus is set and rollout.engine is server: a server reads the media file itself and "
-            "cannot be shown its frames in another order. Set rollout.engine=in_process or algorithm.temporal_bonus=0.",
-        ),
-        (
             algorithm.length_bonus > 0 and algorithm.length_bonus_tokens[0] > rollout.max_new_tokens,
             f"algorithm.length_bonus goes to responses of {algorithm.length_bonus_tokens[0]} tokens and more, and "
             f"rollout.max_new_tokens is {rollout.max_new_tokens}, so no response can earn it. Set "

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from data_pipelines.embedded import main as prepare_embedded
 from tests.support.odd_server import Reply
 from tests.support.processes import ModuleProcess, launch_ranks, start_ranks
 from tests.support.runs import deepspeed_config, read_lines
@@ -134,23 +135,28 @@ def test_rollouts_are_as_old_as_allowed(model: Path, tmp_path: Path, staleness: 
     assert questions[0] == questions[1]
 
 
-def test_a_killed_run_samples_ahead_again(model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_controls", [False, True])
+def test_a_killed_run_samples_ahead_again(model: Path, tmp_path: Path, with_controls: bool) -> None:
     """No question is lost and none is trained twice, whatever was being sampled."""
+    options = []
+    if with_controls:
+        prepare_embedded(["--out", str(tmp_path / "clips"), "--train", "40", "--eval", "8"])
+        options = [f"data.train={tmp_path}/clips/train.jsonl", "media.fps=2", "algorithm.temporal_bonus=0.3"]
     server = MortalServer(model)
     config = config_of(tmp_path, server.url, 2, checkpoint_every=2)
-    run = ModuleProcess("vlm_pg.cli", "train", str(config))
+    run = ModuleProcess("vlm_pg.cli", "train", str(config), *options)
     while "step  5/" not in run.printed:
         assert run.returncode is None, run.printed
         time.sleep(0.01)
     run.kill()
     run.finish()
-    assert train_here(config).code == 0
+    assert train_here(config, *options).code == 0
     server.stop()
     assert [line["step"] for line in read_lines(tmp_path / "run" / "metrics.jsonl")] == list(range(1, STEPS + 1))
     trained = {(r["step"], r["sample_id"]) for r in read_lines(tmp_path / "run" / "rollouts.jsonl")}
     (folder := tmp_path / "whole").mkdir()
     server = MortalServer(model)
-    assert train_here(config_of(folder, server.url), f"model.path={model}").code == 0
+    assert train_here(config_of(folder, server.url), f"model.path={model}", *options).code == 0
     server.stop()
     assert trained == {(r["step"], r["sample_id"]) for r in read_lines(folder / "run" / "rollouts.jsonl")}
 

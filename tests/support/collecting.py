@@ -10,6 +10,7 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.sample_sets import EpochOrder
 from vlm_pg.models.policy import Policy
 from vlm_pg.rewards.parts import Response
+from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.training.collect import Collector, Stages
@@ -102,21 +103,25 @@ def made_up_collector(
     reference: Policy | None = None,
     engine: Engine | None = None,
     media_of: Callable[[int], int] = int,
+    sampler: Sampler | None = None,
+    source: Any = None,
+    on_bad: Callable[[int, Sequence[BadSample]], None] = lambda tried, bad: None,
 ) -> Collector:
-    """``engine``: by default torch's, of one process."""
+    """``engine``, ``sampler``: by default torch's, of one process, and in it; ``source``: ``MadeUpPrompts``."""
     engine = engine or TorchEngine(policy, config.training)
-    source: Any = MadeUpPrompts(policy, kinds, media_of)
+    source = source or MadeUpPrompts(policy, kinds, media_of)
+    sampler = sampler or RolloutEngine(policy, config.rollout, config.run.seed)
     rewarder: Any = MadeUpRewards(reward)
     stages = Stages(
         QuestionStream(
             config,
             TrainingData(made_up_samples(num_samples, kinds, media_of), EpochOrder(num_samples), source),
             0,
-            lambda tried, bad: None,
+            on_bad,
             engine.ranks,
         ),
-        RolloutEngine(policy, config.rollout, config.run.seed),
-        make_control_sampler(config, policy, lambda: False),
+        sampler,
+        make_control_sampler(config, policy, sampler, lambda: False),
         rewarder,
         None if reference is None else PolicyScorer(reference, config.rollout.prefill_tokens),
     )

@@ -58,6 +58,11 @@ class Generator(Protocol):
         """Sample from this checkpoint from the next request on."""
 
 
+def control_key(step: int) -> str:
+    """Keys the seeds of a step's control groups (T-GRPO), in place of the step."""
+    return f"{step}/control"
+
+
 class Sampler(Protocol):
     """Samples rollouts. A sampler that subclasses this has no weights but those that train, unless it says so.
 
@@ -91,7 +96,7 @@ class Sampler(Protocol):
         """Whether ``start`` may be called for this step now: its rollouts would be recent enough by then."""
         return False
 
-    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+    def start(self, prompts: Sequence[Prompt], step: int | str) -> None:
         """Begin to sample a later step, while the trainer updates; ``generate`` returns its rollouts."""
         raise RuntimeError("This sampler cannot sample ahead: may_start is False.")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -21,7 +22,7 @@ from vlm_pg.config import RunConfig
 from vlm_pg.distributed import check_stop, gather_objects, sum_over_ranks
 from vlm_pg.metrics import Chart, Metric
 from vlm_pg.rewards.rewarder import Rewarder
-from vlm_pg.rollout.contracts import Sampler, Scorer
+from vlm_pg.rollout.contracts import Sampler, Scorer, control_key
 from vlm_pg.tally import Tally
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.groups import (
@@ -96,12 +97,18 @@ class StepBatch:
     sampling: Tally
 
 
+class _Loaded(NamedTuple):
+    """Questions of this rank; ``shuffled``: those of control groups, with frames in random order."""
+
+    questions: Sequence[tuple[Sample, Prompt]]
+    shuffled: Sequence[tuple[Sample, Prompt]]
+
+
 @dataclass(frozen=True)
 class _Started:
     """Questions of a later step whose sampling has begun. ``position``: of the stream, behind them."""
 
-    samples: Sequence[Sample]
-    questions: Sequence[tuple[Sample, Prompt]]
+    loaded: _Loaded
     order: dict[str, int]
     position: int
 
@@ -141,16 +148,15 @@ class Collector:
             self.parallel.prompts = {}
         if self._kl_in_reward:
             self._tally.add(KL, 0, 0)  # known, even where nothing was sampled
-        questions: Sequence[tuple[Sample, Prompt]] | None = None
         if (started := self._started.pop(step, None)) is None:
-            samples: Sequence[Sample] = self._take(self.config.training.prompts_per_step)
+            loaded = self._load(step, self._take(self.config.training.prompts_per_step))
         else:
-            samples, questions, self._order = started.samples, started.questions, started.order
+            loaded, self._order = started.loaded, started.order
         # Whether the first round's groups are those of one update, so that the tower need not run again.
         algorithm = self.algorithm
         further = algorithm.resample_rounds > 0 or (algorithm.prune_rate > 0 and algorithm.prune_fill)
         fixed = not further and algorithm.minibatches == 1
-        groups, vision = self._round(step, samples, steps_ahead, fixed, questions)
+        groups, vision = self._round(step, loaded, steps_ahead, fixed)
         dropped: list[RolloutGroup] = []
         counts: dict[str, float] = {}
         if self.algorithm.resample_rounds:
@@ -184,12 +190,10 @@ class Collector:
         for later in range(step + 1, last + 1):
             if later in self._started or not self.stages.sampler.may_start(later):
                 continue
-            with self.phases.timed("prompts"):
-                self._order = {}
-                samples = self._take(self.config.training.prompts_per_step)
-                questions = self.stages.stream.load(samples)
-            self._started[later] = _Started(samples, questions, self._order, self.stages.stream.position)
-            self.stages.sampler.start([prompt for _, prompt in questions], later)
+            self._order = {}
+            loaded = self._load(later, self._take(self.config.training.prompts_per_step))
+            self._started[later] = _Started(loaded, self._order, self.stages.stream.position)
+            self.stages.sampler.start([prompt for _, prompt in loaded.questions], later)
 
     @property
     def _kl_in_reward(self) -> bool:
@@ -200,29 +204,27 @@ class Collector:
         self._order |= {sample.sample_id: len(self._order) + index for index, sample in enumerate(samples)}
         return samples
 
-    def _round(
-        self,
-        step: int,
-        samples: Sequence[Sample],
-        steps_ahead: int = 0,
-        to_train: bool = False,
-        questions: Sequence[tuple[Sample, Prompt]] | None = None,
-    ) -> tuple[list[RolloutGroup], StepFeatures | None]:
-        """Complete groups of this rank's share of ``samples``, with rewards; and the tower's run, if they train.
-
-        Args:
-            questions: the share's prompts, if they have been loaded.
-        """
+    def _load(self, step: int, samples: Sequence[Sample]) -> _Loaded:
+        """This rank's share of ``samples``. Sampling of control groups begins here, where the sampler allows that."""
         with self.phases.timed("prompts"):
-            if questions is None:
-                questions = self.stages.stream.load(samples)
-            videos = [sample for sample, _ in questions if any(ref.kind == "video" for ref in sample.media)]
-            shuffled: list[tuple[Sample, Prompt]] = []
-            if self.algorithm.temporal_bonus:
-                from vlm_pg.media.controls import shuffle_frames
+            questions = self.stages.stream.load(samples)
+            if (control := self.stages.control) is None:
+                return _Loaded(questions, ())
+            from vlm_pg.media.controls import shuffle_frames
 
-                shuffled = self.stages.stream.load_tampered(videos, shuffle_frames)
-            if steps_ahead:
+            videos = [sample for sample, _ in questions if any(ref.kind == "video" for ref in sample.media)]
+            shuffled = self.stages.stream.load_tampered(videos, shuffle_frames)
+        if control.may_start(step):
+            control.start([prompt for _, prompt in shuffled], control_key(step))
+        return _Loaded(questions, shuffled)
+
+    def _round(
+        self, step: int, loaded: _Loaded, steps_ahead: int = 0, to_train: bool = False
+    ) -> tuple[list[RolloutGroup], StepFeatures | None]:
+        """Complete groups, with rewards; and the tower's run, if they train."""
+        questions, shuffled = loaded
+        if steps_ahead:
+            with self.phases.timed("prompts"):
                 self.stages.stream.decode_ahead(steps_ahead)
         prompts = [prompt for _, prompt in questions]
         if self.parallel is not None:
@@ -242,10 +244,10 @@ class Collector:
             groups = self._sample(questions, prompts if vision is None else vision.prompts, step)
             controls = self._sample_controls(shuffled, step)
         # Without questions for which a server had no usable rollouts.
-        faults = self.stages.sampler.take_faults()
-        if faults is not None:  # on all ranks or on none
-            self.stages.stream.record(faults)
-        groups = [group for group in groups if group.rollouts]
+        for sampler in (self.stages.sampler, self.stages.control):
+            faults = None if sampler is None else sampler.take_faults()
+            if faults is not None:  # on all ranks or on none
+                self.stages.stream.record(faults)
         with self.phases.timed("rewards"):
             groups = reward_groups(groups, self.stages.rewarder, self._should_stop)
             by_id = {
@@ -267,7 +269,7 @@ class Collector:
     def _sample(
         self, questions: Sequence[tuple[Sample, Prompt]], prompts: Sequence[Prompt], step: int
     ) -> list[RolloutGroup]:
-        """Rollouts of every question under the present policy; none where a server failed.
+        """Rollouts of every question under the present policy, without those where a server failed.
 
         Args:
             prompts: of the questions on all sequence ranks, with visual features if they exist.
@@ -288,7 +290,7 @@ class Collector:
         if control is None:
             return []
         prompts = [prompt for _, prompt in shuffled]
-        rollouts = control.generate(prompts, f"{step}/control")
+        rollouts = control.generate(prompts, control_key(step))
         control.report(self._sampling)
         return self._groups([sample for sample, _ in shuffled], prompts, rollouts)
 
@@ -297,9 +299,10 @@ class Collector:
     ) -> list[RolloutGroup]:
         groups = []
         for sample, prompt, of_prompt in zip(samples, prompts, rollouts, strict=True):
-            version = of_prompt[0].weights_version if of_prompt else None
-            version = self.policy.weights_version if version is None else version
-            groups.append(RolloutGroup(sample, prompt, of_prompt, version, order=self._order[sample.sample_id]))
+            if of_prompt:
+                version = of_prompt[0].weights_version
+                version = self.policy.weights_version if version is None else version
+                groups.append(RolloutGroup(sample, prompt, of_prompt, version, order=self._order[sample.sample_id]))
         return groups
 
     def _replace_without_spread(
@@ -315,7 +318,7 @@ class Collector:
             samples = self._take(missing) if missing else []
             if not samples:
                 break
-            more, _ = self._round(step, samples)
+            more, _ = self._round(step, self._load(step, samples))
             resampled += self._sum(len(more))
             groups = groups + more
         dropped += [group for group in groups if not has_spread(group)]
@@ -390,7 +393,7 @@ class Collector:
             if not samples:
                 break
             sampled += len(samples)
-            more, _ = self._round(step, samples)
+            more, _ = self._round(step, self._load(step, samples))
             if self.algorithm.resample_rounds:
                 surplus += [group for group in more if not has_spread(group)]
                 more = [group for group in more if has_spread(group)]

@@ -355,11 +355,18 @@ def forward_line(config: RunConfig, policy: Policy, ranks: RankLayout) -> str:
     return "updates start from the forward of sampling, as far as rollout.keep_forward_gb has room for it"
 
 
-def make_control_sampler(config: RunConfig, policy: Policy, should_stop: Callable[[], bool]) -> Sampler | None:
-    """Samples T-GRPO's control groups, G / 2 rollouts each; None without a temporal bonus."""
+def make_control_sampler(
+    config: RunConfig, policy: Policy, sampler: Sampler, should_stop: Callable[[], bool]
+) -> Sampler | None:
+    """Samples T-GRPO's control groups, G / 2 rollouts each, where ``sampler`` does; None without a temporal bonus."""
     if not config.algorithm.temporal_bonus:
         return None
     half = max(1, config.rollout.num_generations // 2)
+    if config.rollout.engine == "server":
+        from vlm_pg.rollout.server.engine import ControlSampler, ServerEngine
+
+        assert isinstance(sampler, ServerEngine)
+        return ControlSampler(sampler, half)
     settings = config.rollout.model_copy(update={"num_generations": half})
     return RolloutEngine(policy, settings, config.run.seed, should_stop)
 

@@ -130,7 +130,7 @@ class Trainer:
         should_stop, warn = stop.between_tokens, console.warn
         self.stream = QuestionStream(config, data, progress.questions, self._record_bad, engine.ranks, should_stop)
         self.sampler = make_sampler(config, engine, data.samples, folder.path, stop, warn)
-        control = make_control_sampler(config, self.policy, should_stop)
+        control = make_control_sampler(config, self.policy, self.sampler, should_stop)
         in_loss = config.algorithm.kl_in == "loss"
         scorer = None
         if reference is not None and not in_loss:

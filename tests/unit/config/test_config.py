@@ -243,7 +243,6 @@ DIVIDED = "rollout.divide_prefix=always training.sequence_parallel"
             "no ratio would be between them.",
             "algorithm.importance_floor=0.4",
         ),
-        (f"algorithm.temporal_bonus=0.3 {SERVER}", "frames in another order.", "algorithm.temporal_bonus=0"),
         ("algorithm.loss=cispo algorithm.ratio_level=sequence", "is sequence", "algorithm.ratio_level=token"),
         ("algorithm.loss=cispo algorithm.dual_clip=3", "dual_clip bounds the clipped", "algorithm.dual_clip=null"),
         ("algorithm.loss_arguments.beta=1", "has beta, and the loss clip takes none", "algorithm.loss=own.py:loss"),

@@ -12,32 +12,32 @@ T = TypeVar("T")
 
 
 class Jobs(Generic[T]):
-    """Jobs by step, each in a thread of its own: a server serves them together, so a slow rollout of one step delays
-    no other step."""
+    """Jobs by step (or its ``control_key``), each in a thread of its own: a server serves them together, so a slow
+    rollout of one step delays no other step."""
 
     def __init__(self) -> None:
-        self._futures: dict[int, Future[T]] = {}
+        self._futures: dict[int | str, Future[T]] = {}
         self._lock = threading.Lock()
         self._running, self._since, self._busy_seconds = 0, 0.0, 0.0
 
-    def __contains__(self, step: int) -> bool:
+    def __contains__(self, step: int | str) -> bool:
         return step in self._futures
 
-    def start(self, step: int, work: Callable[[], T]) -> None:
+    def start(self, step: int | str, work: Callable[[], T]) -> None:
         future: Future[T] = Future()
         self._futures[step] = future
         # It ends with the process: a response may take minutes, and would keep the interpreter from exiting.
         threading.Thread(target=self._run, args=(work, future), name=f"sample step {step}", daemon=True).start()
 
-    def result(self, step: int) -> T:
+    def result(self, step: int | str) -> T:
         """Of the job, once it is done; raises its error. It is kept until ``drop``."""
         return self._futures[step].result()
 
-    def failure(self, step: int) -> BaseException | None:
+    def failure(self, step: int | str) -> BaseException | None:
         """The job's error, once it is done."""
         return self._futures[step].exception()
 
-    def drop(self, step: int) -> None:
+    def drop(self, step: int | str) -> None:
         del self._futures[step]
 
     def wait(self) -> None:

@@ -1,5 +1,5 @@
-"""Samplers on servers: ``ServerEngine`` keeps their weights at the policy's, for training; ``UnscoredSampler`` serves
-evaluations."""
+"""Samplers on servers: ``ServerEngine`` keeps their weights at the policy's, for training; ``ControlSampler`` samples
+T-GRPO's control groups from these weights; ``UnscoredSampler`` serves evaluations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from vlm_pg.distributed import barrier, max_over_ranks
 from vlm_pg.errors import AnswerError, SampleError, ServerError
 from vlm_pg.metrics import Metric
-from vlm_pg.rollout.contracts import Answer, Generator, Sampler
+from vlm_pg.rollout.contracts import Answer, Generator, Sampler, control_key
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.ahead import Jobs
 from vlm_pg.rollout.server.dialects import REPORTING
@@ -134,8 +135,9 @@ class ServerEngine(Sampler):
             return
         if step in self._jobs:
             with self._waiting():
-                lost = float(self._jobs.failure(step) is None and self._jobs.result(step).answers is None)
-            here = {"lost": lost, "running": float(self._jobs.any_running)}
+                done = [key for key in (step, control_key(step)) if key in self._jobs and not self._jobs.failure(key)]
+                lost = any(self._jobs.result(key).answers is None for key in done)
+            here = {"lost": float(lost), "running": float(self._jobs.any_running)}
             found = max_over_ranks(here, self.policy.device)
             if found["running"] and not found["lost"]:
                 return
@@ -152,7 +154,7 @@ class ServerEngine(Sampler):
         """Whether the weights that the servers have are at most ``rollout.staleness`` steps older than this step's."""
         return self._synced_step > 0 and step - self._synced_step <= self.settings.staleness
 
-    def start(self, prompts: Sequence[Prompt], step: int) -> None:
+    def start(self, prompts: Sequence[Prompt], step: int | str, count: int | None = None) -> None:
         """Request a later step's answers in a thread."""
         assert self._pushed is not None
         pushed, synced_step, prompts = self._pushed, self._synced_step, list(prompts)
@@ -161,7 +163,7 @@ class ServerEngine(Sampler):
             found, before = None, pushed.present()
             if before is not None:
                 try:
-                    found = self._generator.generate(prompts, step)
+                    found = self._generator.generate(prompts, step, count)
                 except ServerError:
                     if pushed.are_still(before):
                         raise
@@ -236,18 +238,18 @@ class ServerEngine(Sampler):
         return rollouts
 
     def _answers(
-        self, prompts: Sequence[Prompt], step: int | str
+        self, prompts: Sequence[Prompt], step: int | str, count: int | None = None
     ) -> tuple[list[list[Answer] | AnswerError], int | None]:
         """Answers, and the updates of the weights that sampled them; None with kept weights."""
-        if isinstance(step, int) and step in self._jobs:
+        if step in self._jobs:
             ahead = self._jobs.result(step)
             self._jobs.drop(step)
             if ahead.answers is not None:
-                self._lags.append(step - ahead.synced_step)
+                self._lags += [step - ahead.synced_step] if isinstance(step, int) else []
                 return ahead.answers, ahead.updates
             self._log(f"step {step}: a server lost the weights of this run while it sampled; sampling again")
-        self._lags.append(0)
-        found = self._from_present_weights(prompts, step)
+        self._lags += [0] if isinstance(step, int) else []
+        found = self._from_present_weights(prompts, step, count)
         return found, None if self._pushed is None else self._pushed.updates
 
     @contextmanager
@@ -259,14 +261,16 @@ class ServerEngine(Sampler):
         finally:
             self._waited_seconds += time.monotonic() - start_seconds
 
-    def _from_present_weights(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
+    def _from_present_weights(
+        self, prompts: Sequence[Prompt], step: int | str, count: int | None
+    ) -> list[list[Answer] | AnswerError]:
         """Answers of servers that have the present weights before and after them."""
         if self._pushed is None:
-            return self._generator.generate(prompts, step)
+            return self._generator.generate(prompts, step, count)
         for _ in range(RESTARTS_TO_STOP):
             before = self._pushed.confirm()
             try:
-                found = self._generator.generate(prompts, step)
+                found = self._generator.generate(prompts, step, count)
             except ServerError:
                 # A server that was started again refuses requests for the adapter that it had.
                 if self._pushed.are_still(before):
@@ -338,7 +342,7 @@ class UnscoredSampler(Sampler):
                 self._faults.append(fault)
         groups: list[tuple[Rollout, ...]] = [()] * len(prompts)
         sent = [prompts[index] for index in supported]
-        found = self._generator.generate(sent, step)
+        found = self._request(sent, step)
         self._faults += bad_samples(sent, found)
         for index, answers in zip(supported, found, strict=True):
             for answer in () if isinstance(answers, AnswerError) else answers:
@@ -346,14 +350,41 @@ class UnscoredSampler(Sampler):
                 groups[index] += (Rollout(torch.tensor(answer.token_ids), unknown, answer.finish_reason, answer.text),)
         return groups
 
+    def _request(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
+        return self._generator.generate(prompts, step)
+
     def take_faults(self) -> list[BadSample]:
         """Questions without valid answers since the last call, and why."""
         found, self._faults = self._faults, []
         return found
 
     def report(self, tally: Tally) -> None:
-        """Nothing: an evaluation counts its questions itself."""
+        """Nothing: an evaluation counts its questions itself, and a ``ServerEngine`` the requests of controls."""
 
     def use_checkpoint(self, checkpoint: Path) -> None:
         """Name this checkpoint in requests from now on; only for a server that loads by name."""
         self._generator.use_checkpoint(checkpoint)
+
+
+class ControlSampler(UnscoredSampler):
+    """Samples T-GRPO's control groups, ``count`` rollouts each, with the weights and in the threads of ``engine``."""
+
+    def __init__(self, engine: ServerEngine, count: int):
+        super().__init__(engine._generator)
+        self._engine, self._count = engine, count
+
+    def may_start(self, step: int) -> bool:
+        """As ``ServerEngine.may_start``; also for the present step, whose groups are sampled meanwhile."""
+        return self._engine.may_start(step)
+
+    def start(self, prompts: Sequence[Prompt], step: int | str) -> None:
+        """Request the answers in a thread."""
+        self._engine.start(prompts, step, self._count)
+
+    def _request(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
+        with self._engine._waiting():
+            return self._engine._answers(prompts, step, self._count)[0]
+
+    def take_faults(self) -> list[BadSample]:
+        """Questions without a control group since the last call, and why."""
+        return [replace(fault, message=f"no control group: {fault.message}") for fault in super().take_faults()]

@@ -142,8 +142,12 @@ class ServerGenerator:
         """Name this checkpoint in requests from now on; only for a server that ``loads_by_name``."""
         self.model_name = str(served_folder(str(checkpoint), self._home))
 
-    def generate(self, prompts: Sequence[Prompt], step: int | str) -> list[list[Answer] | AnswerError]:
+    def generate(
+        self, prompts: Sequence[Prompt], step: int | str, count: int | None = None
+    ) -> list[list[Answer] | AnswerError]:
         """As in ``Generator``; ServerError also for a server that refuses, or read another prompt.
+
+        ``count``: of answers to every prompt, instead of ``num_generations``.
 
         Questions are divided evenly over several servers. All requests of one go to the same server, which has then
         encoded its media and read its prompt.
@@ -167,7 +171,8 @@ class ServerGenerator:
                     for url in sorted(set(url_of))
                 }
                 return await gather_or_cancel(
-                    self._group(clients[url], prompt, step) for prompt, url in zip(prompts, url_of, strict=True)
+                    self._group(clients[url], prompt, step, count or self.settings.num_generations)
+                    for prompt, url in zip(prompts, url_of, strict=True)
                 )
 
         found = run_until_stopped(all_groups(), self._should_stop, STOPPED)
@@ -219,12 +224,14 @@ class ServerGenerator:
             self._logged.add(topic)
             self._log(line)
 
-    async def _group(self, client: ServerClient, prompt: Prompt, step: int | str) -> list[Answer] | AnswerError:
+    async def _group(
+        self, client: ServerClient, prompt: Prompt, step: int | str, count: int
+    ) -> list[Answer] | AnswerError:
         """All rollouts of one prompt, with one request or one each; missing choices are requested singly.
 
         Invalid answers are requested again; the error of one that stays invalid is the result.
         """
-        count, attempts = self.settings.num_generations, range(self.settings.server.retries + 1)
+        attempts = range(self.settings.server.retries + 1)
         lock, made = asyncio.Lock(), dict[str, Any]()
 
         async def body() -> dict[str, Any]:
