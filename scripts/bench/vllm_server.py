@@ -108,7 +108,7 @@ class VllmServer:
     def kill(self) -> None:
         """SIGKILL to its whole process group; nothing if it does not run."""
         if self._process is not None:
-            with suppress(ProcessLookupError):  # it has ended by itself
+            with suppress(ProcessLookupError):  # it has ended already
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
