@@ -319,6 +319,8 @@ class Rollout:
     The last two are None where the engine does not know them.
     ``forward``: what sampling computed of it, where the update starts from that (``RecordedForward``).
     ``weights_version``: optimizer steps the weights that sampled it had had; None: those of the policy.
+    ``token_versions``: the same for each token, where weights were updated while it was sampled; ``weights_version`` is
+    the first of them.
     """
 
     token_ids: torch.Tensor
@@ -329,6 +331,7 @@ class Rollout:
     entropies: torch.Tensor | None = None
     forward: RecordedForward | None = field(default=None, compare=False, repr=False)
     weights_version: int | None = None
+    token_versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -348,7 +351,7 @@ class RewardBreakdown:
 class RolloutGroup:
     """One prompt and its G rollouts; rewards and advantages are present once they are computed.
 
-    ``policy_version``: optimizer steps the policy had seen when it sampled.
+    ``policy_version``: optimizer steps the policy had seen when it sampled; the fewest of all rollouts.
     ``advantages`` of each rollout; ``token_advantages`` float32 [R] of each rollout, where they differ by token.
     ``kept``: weight of each rollout in the loss, 0 for one that was pruned; empty: 1 for all.
     ``trainer_logprobs``: float32 [R] of each rollout, under the training forward and the weights that sampled; present

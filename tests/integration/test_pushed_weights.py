@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.support.runs import deepspeed_config, read_lines
 from tests.support.short_run import short_run, train_here
 from tests.support.tiny_server import WeightServer
 from vlm_pg.rollout.server import client
+from vlm_pg.rollout.server.weights import Version
 
 pytestmark = pytest.mark.matrix
 
@@ -43,6 +45,9 @@ class MortalServer(WeightServer):
             self.restart()
         return Reply({}, {}, silent=True) if number in self.dies | self.breaks else None
 
+    def generate(self, body: dict[str, Any]) -> Reply:
+        return self._end() or super().generate(body)
+
     def reply(self, body: dict[str, Any]) -> Reply:
         with self._policy_lock:
             if (end := self._end()) is not None:
@@ -50,11 +55,18 @@ class MortalServer(WeightServer):
             reply = super().reply(body)
             text = body["messages"][-1]["content"][-1]["text"]
             for choice in reply.value["choices"]:
-                self.sampled_under.add((self.version.split("-")[-2], text, choice["message"]["content"]))
+                self.sampled_under.add((self.version.split("-")[-2:][0], text, choice["message"]["content"]))
             return reply
 
 
-def config_of(folder: Path, server_url: str, staleness: int = 0, transfer: str = "folder", **training: Any) -> Path:
+def config_of(
+    folder: Path,
+    server_url: str,
+    staleness: int = 0,
+    transfer: str = "folder",
+    in_flight: str = "finish",
+    **training: Any,
+) -> Path:
     settings = {"url": server_url, "retries": 2, "wait_seconds": 20.0, "timeout_seconds": 60.0, "transfer": transfer}
     return short_run(
         folder,
@@ -63,6 +75,7 @@ def config_of(folder: Path, server_url: str, staleness: int = 0, transfer: str =
             "num_generations": 4,
             "max_new_tokens": 8,
             "staleness": staleness,
+            "in_flight": in_flight,
             "server": settings,
         },
         training={"steps": STEPS, "prompts_per_step": QUESTIONS, "checkpoint_every": 0, "learning_rate": 1e-3}
@@ -133,6 +146,40 @@ def test_rollouts_are_as_old_as_allowed(model: Path, tmp_path: Path, staleness: 
         assert lags[0] == 0 and max(lags) <= steps_ahead and (max(lags) > 0) == (steps_ahead > 0)
         assert ("server idle" in ended.printed) and "trainer idle" in ended.printed
     assert questions[0] == questions[1]
+
+
+@pytest.mark.parametrize("in_flight", ["continue", "redo"])
+@pytest.mark.parametrize("transfer", TRANSFERS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rollouts_outlive_updates(model: Path, tmp_path: Path, in_flight: str, transfer: str, ranks: int) -> None:
+    """Every third request waits for an update; the server dies three times. All tokens have the version that sampled
+    them, at most two updates old."""
+    server = MortalServer(model, dies=frozenset((25, 50, 90)) if transfer == "folder" else frozenset())
+    server.slow_seconds = 5.0
+    requests = count()
+    # From the second update on, no step waits for rollouts before weights are loaded; no update follows the last steps.
+    server.is_slow = lambda body: 4 <= server.interrupted < 2 * STEPS and next(requests) % 3 == 0
+    config = config_of(tmp_path, server.url, 2, transfer, in_flight)
+    options = ("rollout.logprobs=recompute", "algorithm.importance_cap=2")
+    launch_ranks("vlm_pg.cli", "train", str(config), f"model.path={model}", *options, ranks=ranks)
+    server.stop()
+    records = read_lines(tmp_path / "run" / "rollouts.jsonl")
+    assert len(records) == STEPS * QUESTIONS * 4 // ranks  # rank 0 writes its own
+    updates_of = {name: Version.parse(name) for _, names in server.sampled_by_token for name in names}
+    said = {
+        (text, tuple(found and found.updates for found in map(updates_of.get, names)))
+        for text, names in server.sampled_by_token
+    }
+    for record in records:
+        versions = record["token_versions"]
+        assert len(versions) == record["response_tokens"] and versions == sorted(versions)
+        assert record["policy_version"] == versions[0] and 0 <= record["step"] - 1 - versions[0] <= 2
+        assert (record["response"], tuple(versions)) in said
+    mixed = [len(set(record["token_versions"])) > 1 for record in records]
+    assert any(mixed) == (in_flight == "continue")
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert max(line["rollout_lag"] for line in lines) > 0
+    assert any(line["rollouts_continued"] for line in lines) == (in_flight == "continue")
 
 
 @pytest.mark.parametrize("with_controls", [False, True])

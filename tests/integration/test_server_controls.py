@@ -13,7 +13,7 @@ import torch
 
 from tests.support.collecting import made_up_collector, made_up_samples, tiny_config
 from tests.support.odd_server import Reply
-from tests.support.server_engines import Untrained
+from tests.support.server_engines import LoadedModel
 from tests.support.tiny_server import WeightServer
 from vlm_pg.media.controls import shuffle_frames
 from vlm_pg.models.loading import load_policy
@@ -99,7 +99,7 @@ class Run:
         )
         samples = {sample.sample_id: sample for sample in made_up_samples(QUESTIONS * STEPS, KINDS)}
         self.sampler = ServerEngine(
-            Untrained(self.policy),
+            LoadedModel(self.policy),
             self.config.rollout,
             3,
             lambda: False,

@@ -19,21 +19,23 @@ from safetensors.torch import load_file
 from scripts.bench.vllm_server import START_SECONDS
 from tests.support.processes import ModuleProcess
 from tests.support.runs import read_lines, run_cli, write_config
-from tests.support.server_engines import Untrained, reported
+from tests.support.server_engines import reported
 from tests.support.short_run import SPREAD
 from tests.support.tiny_media import mp4
 from tests.support.vllm_server import BROADCAST, FAMILIES, VllmServer, running_vllm
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server import generator
 from vlm_pg.rollout.server.broadcast import Broadcast
 from vlm_pg.rollout.server.client import ServerClient
+from vlm_pg.rollout.server.contract import LoadedModel
 from vlm_pg.rollout.server.engine import ServerEngine
 from vlm_pg.rollout.server.messages import ChatMessages
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, Sample
+from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, ResponseGroup, Sample
 
 pytestmark = pytest.mark.matrix
 
@@ -101,7 +103,7 @@ def test_questions_of_every_medium(
             "server": {"url": server.url, "wait_seconds": START_SECONDS, "retries": 0},
         }
     )
-    engine = ServerEngine(Untrained(policy), settings, 7, lambda: False, messages, tmp_path, lambda line: None)
+    engine = ServerEngine(LoadedModel(policy), settings, 7, lambda: False, messages, tmp_path, lambda line: None)
     assert engine.server.kind == "vllm"
     engine.sync_weights(1)
     for step, prompt in enumerate(prompts):
@@ -112,6 +114,63 @@ def test_questions_of_every_medium(
         assert 0 <= found["server_divergence"] <= LARGEST_NATS, (prompt.sample_id, found)
         assert found["server_divergence_max"] <= LARGEST_NATS, (prompt.sample_id, found)
         assert found["rollouts_asked_again"] == 0
+
+
+IN_FLIGHT_FLAGS = ("--enable-scale-out", "--mm-processor-cache-gb", "0", "--max-num-batched-tokens", "16384")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rollouts_go_on_under_new_weights(family: str, tmp_path: Path) -> None:
+    """While rollouts of every medium are sampled the weights change, tower included. Each token has the log-probability
+    that the weights it names give it."""
+    with running_vllm(family, tmp_path, *IN_FLIGHT_FLAGS) as server:
+        for in_flight in ("continue", "redo"):
+            whole = ModelSettings(path=str(server.model), train=("tower", "merger", "language"))
+            policies = [load_policy(server.model, device="cpu", settings=whole) for _ in range(2)]
+            prompts, messages = build(policies[0])
+            settings = RolloutSettings.model_validate(
+                {
+                    "engine": "server",
+                    "num_generations": GENERATIONS,
+                    "max_new_tokens": 256,
+                    "staleness": 1,
+                    "in_flight": in_flight,
+                    "server": {"url": server.url, "wait_seconds": START_SECONDS, "retries": 0},
+                }
+            )
+            trained = policies[1]
+            engine = ServerEngine(LoadedModel(trained), settings, 7, lambda: False, messages, tmp_path, print)
+            engine.sync_weights(1)
+            before = generated_tokens(server)
+            engine.start(prompts, 2)
+            while generated_tokens(server) <= before:
+                time.sleep(0.01)
+            noise = torch.Generator().manual_seed(0)
+            with torch.no_grad():
+                for weight in trained.model.parameters():
+                    if weight.ndim > 1:
+                        weight.add_(0.1 * float(weight.std()) * torch.randn(weight.shape, generator=noise))
+            trained.weights_changed()
+            engine.sync_weights(2)
+            groups = engine.generate(prompts, 2)
+            responses = [ResponseGroup(p, tuple(r.token_ids for r in g)) for p, g in zip(prompts, groups, strict=True)]
+            with torch.no_grad():
+                scored = [policy.logprobs(responses) for policy in policies]
+            num_mixed = 0
+            for group, *by_version in zip(groups, *scored, strict=True):
+                for rollout, *values in zip(group, *by_version, strict=True):
+                    versions = torch.tensor(rollout.token_versions)
+                    own = torch.stack(values)[versions, torch.arange(len(rollout.token_ids))]
+                    torch.testing.assert_close(rollout.rollout_logprobs, own, atol=LARGEST_NATS, rtol=0)
+                    num_mixed += len(set(rollout.token_versions)) > 1
+            assert (num_mixed > 0) == (in_flight == "continue")
+            assert reported(engine)["rollout_lag"] < 1  # some tokens at least are from the new weights
+
+
+def generated_tokens(server: VllmServer) -> float:
+    with urllib.request.urlopen(f"{server.base_url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total"))
 
 
 def write_records(folder: Path) -> Path:
@@ -280,7 +339,7 @@ def test_a_server_that_is_killed_in_a_broadcast_is_sent_everything_again(
         }
     )
     lines: list[str] = []
-    engine = ServerEngine(Untrained(policy), settings, 7, lambda: False, messages, tmp_path, lines.append)
+    engine = ServerEngine(LoadedModel(policy), settings, 7, lambda: False, messages, tmp_path, lines.append)
     send, kills = Broadcast._send_bucket, [1]
 
     async def kill_while_it_receives(self: Broadcast, client: ServerClient) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
-import torch
-
 from tests.support.groups import tiny_policy
 from tests.support.odd_server import OddServer, Reply
-from vlm_pg.distributed import SINGLE_RANK, RankLayout
 from vlm_pg.errors import ServerError
 from vlm_pg.models.policy import Policy
-from vlm_pg.models.sharded_weights import stored_tensors
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.contracts import Sampler
+from vlm_pg.rollout.server.contract import LoadedModel
 from vlm_pg.rollout.server.divergence import Divergence
 from vlm_pg.rollout.server.engine import ServerEngine
 from vlm_pg.rollout.server.messages import ChatMessages
@@ -60,23 +55,6 @@ def is_about(reply: Reply, number: int) -> bool:
     return f"Question {number}?" in reply.asked["messages"][-1]["content"][-1]["text"]
 
 
-@dataclass
-class Untrained:
-    """A ``TrainedModel`` of one process that nothing trains."""
-
-    policy: Policy
-    ranks: RankLayout = SINGLE_RANK
-
-    def save_weights(self, folder: Path) -> None:
-        self.policy.model.save_pretrained(folder)
-
-    def stored_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return stored_tensors(self.policy.model, lambda weights: nullcontext())
-
-    def gathered_parameters(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
 def server_engine(
     server: OddServer,
     lines: list[str] | None = None,
@@ -92,7 +70,7 @@ def server_engine(
     settings = RolloutSettings.model_validate(given | (rollout or {}))
     log = ([] if lines is None else lines).append
     with patch("vlm_pg.rollout.server.engine.PushedWeights", lambda *_: Mock(PushedWeights, **ALWAYS_THERE)):
-        return ServerEngine(Untrained(policy()), settings, 7, should_stop, questions()[1], home, log)
+        return ServerEngine(LoadedModel(policy()), settings, 7, should_stop, questions()[1], home, log)
 
 
 def reported(sampler: Sampler) -> dict[str, Any]:

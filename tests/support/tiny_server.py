@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from vlm_pg.models.settings import LoraSettings, ModelSettings
 from vlm_pg.prompts.processor_outputs import prompt_from_processor
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import Prompt
+from vlm_pg.types import Prompt, Rollout
 
 SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty")
 CACHES = ("prefix", "mm", "encoder")
@@ -55,25 +55,9 @@ class TinyServer(OddServer):
                     error = {"message": f"Per-request {name} are disabled by default", "code": 400}
                     return Reply({"error": error}, body, 400)
             prompt = self._prompt(body)
-            settings = RolloutSettings(
-                num_generations=body.get("n", 1),
-                max_new_tokens=body["max_tokens"],
-                min_new_tokens=body["min_tokens"],
-                top_k=max(0, body["top_k"]),
-                **{name: body[name] for name in SAMPLING},
-            )
-            (answers,) = RolloutEngine(self._policy, settings, seed=body["seed"]).generate([prompt], 0)
             choices = [
-                {
-                    "index": index,
-                    "finish_reason": answer.finish_reason,
-                    "message": {"role": "assistant", "content": answer.text},
-                    "token_ids": answer.token_ids.tolist(),
-                    "logprobs": {
-                        "content": [{"logprob": min(0.0, value)} for value in answer.rollout_logprobs.tolist()]
-                    },
-                }
-                for index, answer in enumerate(answers)
+                choice | {"message": {"role": "assistant", "content": answer.text}}
+                for answer, choice in self._sampled(prompt, body)
             ]
             value = {"object": "chat.completion", "choices": choices, "prompt_token_ids": prompt.input_ids.tolist()}
             reply = Reply(value, body)
@@ -81,6 +65,29 @@ class TinyServer(OddServer):
         if change is not None:
             change(reply)
         return reply
+
+    def _sampled(self, prompt: Prompt, fields: dict[str, Any]) -> list[tuple[Rollout, dict[str, Any]]]:
+        """Rollouts, and what a choice says of each."""
+        settings = RolloutSettings(
+            num_generations=fields.get("n", 1),
+            max_new_tokens=fields["max_tokens"],
+            min_new_tokens=fields["min_tokens"],
+            top_k=max(0, fields["top_k"]),
+            **{name: fields[name] for name in SAMPLING},
+        )
+        (answers,) = RolloutEngine(self._policy, settings, seed=fields["seed"]).generate([prompt], 0)
+        return [
+            (
+                answer,
+                {
+                    "index": index,
+                    "finish_reason": answer.finish_reason,
+                    "token_ids": answer.token_ids.tolist(),
+                    "logprobs": {"content": [{"logprob": min(0.0, v)} for v in answer.rollout_logprobs.tolist()]},
+                },
+            )
+            for index, answer in enumerate(answers)
+        ]
 
     def _prompt(self, body: dict[str, Any]) -> Prompt:
         processor = self._policy.processor
@@ -99,7 +106,18 @@ class TinyServer(OddServer):
             add_generation_prompt=body.get("add_generation_prompt", True),
             continue_final_message=body.get("continue_final_message", False),
         )
-        media: dict[str, Any] = {}
+        return self._of_text(text, images, videos, rates)
+
+    def _of_text(
+        self,
+        text: str,
+        images: list[torch.Tensor],
+        videos: list[torch.Tensor],
+        rates: list[float],
+        begun: Sequence[int] = (),
+    ) -> Prompt:
+        """The prompt that the text reads with these media, and behind it the tokens of a response."""
+        processor, media = self._policy.processor, dict[str, Any]()
         if images:
             media |= {"images": images, "images_kwargs": {"do_resize": False}}
         if videos:
@@ -110,6 +128,10 @@ class TinyServer(OddServer):
             rest = {"do_resize": False, "do_sample_frames": False, "video_metadata": known}
             media |= {"videos": videos, "videos_kwargs": rest}
         inputs = processor(text=[text], return_tensors="pt", **media)
+        for name, values in (("input_ids", begun), ("attention_mask", [1] * len(begun))):
+            inputs[name] = torch.cat([inputs[name], torch.tensor([[*values]], dtype=torch.long)], 1)
+        if "mm_token_type_ids" in inputs:
+            inputs["mm_token_type_ids"] = torch.nn.functional.pad(inputs["mm_token_type_ids"], (0, len(begun)))
         return prompt_from_processor(inputs, self._policy.positions, "asked")
 
     def _part(
@@ -132,7 +154,9 @@ class WeightServer(TinyServer):
     """And loads weights as vLLM does in its development mode; misbehaving as it is set to.
 
     ``loads``: whether loading changes the weights. ``before_control``: called with the path of every request that is no
-    completion, before it is handled; it may return another reply.
+    completion, before it is handled; it may return another reply. ``is_slow``: called with each request for tokens; a
+    slow one is half done when the server is paused, for which it waits ``slow_seconds`` at most. ``sampled_by_token``:
+    text of each response of such requests, and which version sampled each of its tokens.
     """
 
     def __init__(self, model: Path):
@@ -140,11 +164,17 @@ class WeightServer(TinyServer):
         self.loads, self.version, self.adapters = True, "default", dict[str, Policy]()
         self.before_control: Callable[[str], Reply | None] = lambda path: None
         self.controlled: list[str] = []
+        self.is_slow: Callable[[dict[str, Any]], bool] = lambda body: False
+        self.slow_seconds = 60.0
+        self.sampled_by_token = set[tuple[str, tuple[str, ...]]]()
+        self._versions_of = dict[tuple[int, ...], tuple[str, ...]]()
+        self.paused, self.pauses, self.interrupted = threading.Event(), threading.Condition(), 0
         self.worker = Worker()
         super().__init__(model)
         self._initial = model
         paths = ("/collective_rpc", "/update_weight_version", "/weight_info", *map("/reset_{}_cache".format, CACHES))
         paths += ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up")
+        paths += ("/pause", "/resume", "/inference/v1/generate")
         paths += ("/get_world_size", *map("/{}".format, TRANSFER))
         self.schema = Reply({"paths": {path: {} for path in paths}}, {})
 
@@ -154,11 +184,14 @@ class WeightServer(TinyServer):
         self.worker.stop()
         self.worker = Worker()
         self.version, self.adapters, self.asleep = "default", {}, set()
+        self._pause(False)
         self._list()
 
     def control(self, path: str, body: dict[str, Any]) -> Reply:
         if path == "/openapi.json":
             return super().control(path, body)
+        if path == "/inference/v1/generate":
+            return self.generate(body)
         self.controlled.append(path)
         if (other := self.before_control(path)) is not None:
             return other
@@ -166,10 +199,14 @@ class WeightServer(TinyServer):
             return Reply({"weight_version": self.version}, body)
         if path == "/get_world_size":
             return Reply({"world_size": 1}, body)
+        if path in ("/pause?mode=abort", "/resume"):
+            self._pause(path != "/resume")
+            return Reply({}, body)
         if path.removeprefix("/") in TRANSFER:
             return self._transfer(path, body)
         if path == "/update_weight_version":
-            self.version = body["new_version"]
+            with self._policy_lock:
+                self.version = body["new_version"]
             return Reply({"success": True}, body)
         if path == "/collective_rpc":
             assert body["method"] == "reload_weights" and "weights" not in self.asleep
@@ -209,6 +246,50 @@ class WeightServer(TinyServer):
             reply = super().reply(body)
             self._policy = base
         return reply
+
+    def generate(self, body: dict[str, Any]) -> Reply:
+        """Tokens in, tokens out."""
+        tokenizer, fields = self._policy.tokenizer, body["sampling_params"]
+        ids, turn = body["token_ids"], tokenizer("<|im_start|>assistant\n")["input_ids"]
+        # A response may have such tokens too: what rules them out is not followed here.
+        end = next(end for end in range(len(ids) + 1) if ids[:end][-len(turn) :] == turn)
+        text, begun = tokenizer.decode(ids[:end]), ids[end:]
+        images, videos, rates = list[torch.Tensor](), list[torch.Tensor](), list[float]()
+        for part in body["content_parts"] or ():
+            self._part({"type": part["type"], part["type"]: {"url": part["url"]}}, images, videos, rates)
+        prompt, choices = self._of_text(text, images, videos, rates, begun), list[dict[str, Any]]()
+        while not choices:
+            with self.pauses:
+                self.pauses.wait_for(lambda: not self.paused.is_set())
+            with self._policy_lock:
+                if not self.paused.is_set():
+                    pause, version = self.interrupted, self.version
+                    choices = [choice for _, choice in self._sampled(prompt, fields)]
+        is_cut = self.is_slow(body)
+        if is_cut:
+            with self.pauses:
+                is_cut = self.pauses.wait_for(lambda: self.interrupted > pause, self.slow_seconds)
+        for choice in choices:
+            if is_cut:
+                count = len(choice["token_ids"]) // 2
+                choice |= {"token_ids": choice["token_ids"][:count], "finish_reason": "abort"}
+                choice["logprobs"] = {"content": choice["logprobs"]["content"][:count]}
+            count = len(choice["token_ids"])
+            choice["weight_versions"] = [{"version": version, "start": 0, "end": count}]
+            whole = (*begun, *choice["token_ids"])
+            versions = (*self._versions_of.get(tuple(begun), ()), *[version] * count)
+            if is_cut:
+                self._versions_of[whole] = versions
+            else:
+                said = tokenizer.decode(whole[:-1] if choice["finish_reason"] == "stop" else whole)
+                self.sampled_by_token.add((said, versions))
+        return Reply({"choices": choices, "prompt_token_ids": prompt.input_ids.tolist()}, body)
+
+    def _pause(self, is_paused: bool) -> None:
+        with self._policy_lock, self.pauses:
+            (self.paused.set if is_paused else self.paused.clear)()
+            self.interrupted += 1
+            self.pauses.notify_all()
 
     def _transfer(self, path: str, body: dict[str, Any]) -> Reply:
         worker = self.worker

@@ -177,7 +177,8 @@ def rollout_record(step: int, phase: str, group: RolloutGroup, index: int, strip
         "finish_reason": rollout.finish_reason,
         "response_tokens": int(rollout.token_ids.shape[0]),
         "prompt_tokens": group.prompt.num_tokens,
-        "policy_version": group.policy_version,
+        "policy_version": group.policy_version if rollout.weights_version is None else rollout.weights_version,
+        **({"token_versions": list(rollout.token_versions)} if rollout.token_versions else {}),
         "thumbnails": strip,
     }
 

@@ -20,6 +20,7 @@ class Answer:
 
     ``exact``: the sampled ids, not those of its text. ``num_read``: their number before the response was cut to its
     longest allowed length. ``logprobs``: the generator's log-probabilities of the first of them, nats; None: unknown.
+    ``weight_versions``: which weights sampled the first of them, one entry a token; None: unknown.
     """
 
     token_ids: tuple[int, ...]
@@ -28,6 +29,7 @@ class Answer:
     exact: bool
     num_read: int
     logprobs: tuple[float, ...] | None = None
+    weight_versions: tuple[str, ...] | None = None
 
 
 class Generator(Protocol):

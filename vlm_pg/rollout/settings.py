@@ -274,7 +274,19 @@ class RolloutSettings(Settings):
         description="With engine=server: sample up to so many steps ahead while the trainer updates. A step's rollouts "
         "come from weights that are at most so many updates old. 0: sampling and updates alternate.",
     )
+    in_flight: Literal["finish", "continue", "redo"] = Field(
+        "finish",
+        description="With staleness: what becomes of rollouts that are being sampled when an update is done. finish: "
+        "the server gets the new weights once no rollout is being sampled. continue: at once, and such rollouts go on "
+        "under them (partial rollouts; each token's weights are recorded). redo: at once, and such rollouts are "
+        "sampled anew. The last two need vLLM with --enable-scale-out and --mm-processor-cache-gb 0.",
+    )
     server: ServerSettings = Field(default_factory=ServerSettings, description="The server, with engine=server.")
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether servers get new weights while they sample."""
+        return self.in_flight != "finish"
 
     @property
     def extras(self) -> dict[str, float]:
@@ -309,6 +321,11 @@ class RolloutSettings(Settings):
                 f"rollout.staleness is {self.staleness}: only a server can sample while the trainer updates, with "
                 "weights that are pushed to it, and without sleep. Set rollout.engine=server, "
                 "rollout.server.weights=push and rollout.server.sleep=false, or rollout.staleness=0."
+            )
+        if self.interrupts and not self.staleness:
+            problems.append(
+                f"rollout.in_flight is {self.in_flight} and rollout.staleness is 0, where nothing is sampled during an "
+                "update. Set rollout.staleness=1, or leave rollout.in_flight out."
             )
         if self.server.sleep and self.server.weights == "keep":
             problems.append(

@@ -299,10 +299,11 @@ class Collector:
     ) -> list[RolloutGroup]:
         groups = []
         for sample, prompt, of_prompt in zip(samples, prompts, rollouts, strict=True):
-            if of_prompt:
-                version = of_prompt[0].weights_version
-                version = self.policy.weights_version if version is None else version
-                groups.append(RolloutGroup(sample, prompt, of_prompt, version, order=self._order[sample.sample_id]))
+            if not of_prompt:
+                continue
+            present = self.policy.weights_version
+            version = min(present if one.weights_version is None else one.weights_version for one in of_prompt)
+            groups.append(RolloutGroup(sample, prompt, of_prompt, version, order=self._order[sample.sample_id]))
         return groups
 
     def _replace_without_spread(

@@ -14,7 +14,7 @@ from tests.support.odd_server import OddServer, Reply
 from tests.support.tiny_server import WeightServer
 from vlm_pg import cli
 from vlm_pg.models.loading import load_policy
-from vlm_pg.rollout.server import client, weights
+from vlm_pg.rollout.server import client, probe
 from vlm_pg.rollout.server.divergence import Divergence
 from vlm_pg.rollout.server.weights import Version
 
@@ -253,7 +253,7 @@ def test_the_models_weights_are_loaded_again_after_an_error(
 def test_changed_weights_do_not_stay_on_the_server_after_an_interruption(
     server: WeightServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, interrupted = weights.divergence, list[bool]()
+    real, interrupted = probe.divergence, list[bool]()
 
     def divergence(*given: Any) -> Divergence:
         if not interrupted and not is_initial(server):
@@ -261,7 +261,7 @@ def test_changed_weights_do_not_stay_on_the_server_after_an_interruption(
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(weights, "divergence", divergence)
+    monkeypatch.setattr(probe, "divergence", divergence)
     assert cli.main(["doctor", "--server", server.url, "--model", str(TINY), "--update"]) == 130
     assert interrupted and server.controlled.count("/collective_rpc") == 3 and is_initial(server)
 

@@ -23,7 +23,7 @@ import torch
 from tests.support.groups import tiny_policy
 from tests.support.misbehaviours import bomb, wire, with_entries
 from tests.support.odd_server import OddServer, Reply
-from tests.support.server_engines import Untrained, fault_or_error, is_about, policy, questions, reported, server_engine
+from tests.support.server_engines import fault_or_error, is_about, policy, questions, reported, server_engine
 from tests.support.tiny import tiny_model, tiny_processor
 from vlm_pg.distributed import SINGLE_RANK
 from vlm_pg.errors import ConfigError, SampleError, ServerError
@@ -37,6 +37,7 @@ from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.sampling import rollout_key
 from vlm_pg.rollout.server import client
+from vlm_pg.rollout.server.contract import LoadedModel
 from vlm_pg.rollout.server.dialects import Kind
 from vlm_pg.rollout.server.divergence import Divergence, DivergenceCheck, divergence
 from vlm_pg.rollout.server.engine import DIVERGENCE, MEDIA_HITS, PREFIX_HITS, RETRIED, ServerEngine
@@ -79,7 +80,7 @@ def test_a_server_that_counts_positions_otherwise_is_named_once(
     counted, prompts, messages = video_questions(rule, frames)
     lines: list[str] = []
     settings = server_engine(server, rollout={"max_new_tokens": 20}, weights="keep").settings
-    engine = ServerEngine(Untrained(counted), settings, 7, lambda: False, messages, Path("unused"), lines.append)
+    engine = ServerEngine(LoadedModel(counted), settings, 7, lambda: False, messages, Path("unused"), lines.append)
     for step in range(2):
         engine.generate(prompts, step)
     found = [line for line in lines if "counts rotary positions by the rule qwen, this run by transformers" in line]
@@ -96,7 +97,9 @@ def test_heads_that_vllm_cannot_compute_on_a_cpu_are_logged_before_the_run(
     asking = make_policy(model, tiny_processor("qwen2"), ModelSettings(path="tiny"))
     lines: list[str] = []
     settings = server_engine(server, weights="keep").settings
-    ServerEngine(Untrained(asking), settings, 7, lambda: False, ChatMessages(asking, {}), Path("unused"), lines.append)
+    ServerEngine(
+        LoadedModel(asking), settings, 7, lambda: False, ChatMessages(asking, {}), Path("unused"), lines.append
+    )
     found = [line for line in lines if "has a head size of 16; on a CPU vLLM supports 32, 64, 80, 96, 112, " in line]
     assert len(found) == warned and not server.bodies
 
@@ -270,7 +273,7 @@ def test_a_server_without_the_model_is_refused_at_once(
 def test_no_url_is_a_config_error() -> None:
     settings = RolloutSettings(engine="server")
     with pytest.raises(ConfigError, match=r"rollout\.server\.url is not set"):
-        ServerEngine(Untrained(policy()), settings, 0, lambda: False, questions()[1], Path("unused"), print)
+        ServerEngine(LoadedModel(policy()), settings, 0, lambda: False, questions()[1], Path("unused"), print)
 
 
 @pytest.mark.parametrize(

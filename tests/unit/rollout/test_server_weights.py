@@ -3,6 +3,7 @@ other weights, or not known to be, never becomes a rollout."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.odd_server import Reply
-from tests.support.server_engines import Untrained, reported
+from tests.support.server_engines import reported
 from tests.support.tiny_server import WeightServer
 from vlm_pg.errors import ServerError
 from vlm_pg.models.loading import load_policy
@@ -19,8 +20,10 @@ from vlm_pg.models.settings import LoraSettings, ModelSettings
 from vlm_pg.prompts.builder import PromptBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.rollout.server import client
+from vlm_pg.rollout.server.contract import LoadedModel
 from vlm_pg.rollout.server.engine import PROBE_DIVERGENCE, PROBE_DIVERGENCE_MAX, ServerEngine
 from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.server.probe import probe_prompt
 from vlm_pg.rollout.server.weights import LOADING_ATTEMPTS, Version
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.training.engines import trained_weights
@@ -51,19 +54,26 @@ def is_question(body: dict[str, Any]) -> bool:
 class Run:
     """An engine, and a policy whose weights can be changed."""
 
-    def __init__(self, folder: Path, *servers: WeightServer, lora: LoraSettings | None = None, **settings: Any):
+    def __init__(
+        self,
+        folder: Path,
+        *servers: WeightServer,
+        lora: LoraSettings | None = None,
+        rollout: dict[str, Any] | None = None,
+        **settings: Any,
+    ):
         parts: Any = {"train": ("tower", "merger", "language")} if lora is None else {"lora": lora}
         trained = ModelSettings(path=str(TINY), **parts)
         self.policy, self.lines = load_policy(TINY, device="cpu", settings=trained), list[str]()
         url, *replicas = [server.url for server in servers]
         given = {"url": url, "replicas": replicas, "retries": 1, "wait_seconds": 5.0} | settings
-        rollout = {"engine": "server", "num_generations": 2, "max_new_tokens": 8, "server": given}
+        sampling = {"engine": "server", "num_generations": 2, "max_new_tokens": 8, "server": given} | (rollout or {})
         sample = {f"q{i}": Sample(f"q{i}", f"Question {i}?", (), (), "1", "numerical", "t", "t") for i in range(4)}
         builder = PromptBuilder(self.policy.processor, PromptSettings(), self.policy.positions)
         self.prompts = [builder.build(one, ()) for one in sample.values()]
         self.engine = ServerEngine(
-            Untrained(self.policy),
-            RolloutSettings.model_validate(rollout),
+            LoadedModel(self.policy),
+            RolloutSettings.model_validate(sampling),
             3,
             lambda: False,
             ChatMessages(self.policy, sample),
@@ -103,7 +113,7 @@ def test_the_server_follows_every_update(server: WeightServer, tmp_path: Path) -
         found = Version.parse(server.version)
         assert found is not None and found.updates == step
         run.update(step)
-    changing = [path for path in server.controlled if path not in ("/weight_info", "/metrics")]
+    changing = [path for path in server.controlled if path not in ("/weight_info", "/metrics", "/resume")]
     assert changing == ["/update_weight_version", "/collective_rpc", *RESET, "/update_weight_version"] * 3
     # Only the newest weights stay, for a server that is started again.
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["weights-2"]
@@ -253,7 +263,7 @@ def test_what_a_server_cannot_do_is_refused_before_the_run(server: WeightServer,
     with pytest.raises(ServerError, match=r"lacks .*/sleep, /update_weight_version, /wake_up"):
         Run(tmp_path, server, sleep=True)
     server.models = {"data": [{"id": "tiny", "owned_by": "someone"}]}
-    with pytest.raises(ServerError, match=r"of kind openai; vLLM alone is known to sleep"):
+    with pytest.raises(ServerError, match=r"sleep is true, which takes vLLM, and the server at .* is of kind openai"):
         Run(tmp_path, server, sleep=True)
     with pytest.raises(ServerError, match=r"kind openai, which cannot load the weights.*weights=keep"):
         Run(tmp_path, server)
@@ -293,7 +303,7 @@ def test_an_adapter_alone_is_given_to_a_server(server: WeightServer, tmp_path: P
 def test_a_server_that_loses_its_adapter_while_it_samples_is_given_it_again(
     server: WeightServer, tmp_path: Path
 ) -> None:
-    """It refuses further requests for that name by status 404, which by itself would end the run."""
+    """It refuses further requests for that name by status 404, which would otherwise end the run."""
     run = Run(tmp_path, server, lora=LoraSettings(rank=2), concurrency=1)
     run.update()
     run.engine.sync_weights(1)
@@ -371,3 +381,48 @@ def test_versions_are_read_as_they_are_written() -> None:
         version = Version.new("my-run-1", updates)
         assert Version.parse(str(version)) == version
     assert Version.parse("default") is None and Version.parse("vlm_pg-a-1") is None
+
+
+@pytest.mark.parametrize("in_flight", ["continue", "redo"])
+@pytest.mark.parametrize("transfer", ["folder", "broadcast"])
+def test_rollouts_in_flight_go_on_or_are_sampled_anew(
+    server: WeightServer, tmp_path: Path, in_flight: str, transfer: str
+) -> None:
+    """Each token has the log-probability that the weights which it names give it."""
+    run = Run(tmp_path, server, transfer=transfer, rollout={"staleness": 1, "in_flight": in_flight})
+    prompts = [*run.prompts, probe_prompt(run.policy)]
+    run.engine.sync_weights(1)
+    before, waiting = load_policy(TINY, device="cpu"), list[dict[str, Any]]()
+    first_pause = server.interrupted
+    server.is_slow = lambda body: server.interrupted == first_pause and waiting.append(body) is None
+    run.engine.start(prompts, 2)
+    while len(waiting) < len(prompts):
+        time.sleep(0.001)
+    run.update()
+    run.engine.sync_weights(2)
+    groups = run.engine.generate(prompts, 2)
+    responses = [ResponseGroup(p, tuple(r.token_ids for r in g)) for p, g in zip(prompts, groups, strict=True)]
+    with torch.no_grad():
+        scored = [policy.logprobs(responses) for policy in (before, run.policy)]
+    for group, *of_versions in zip(groups, *scored, strict=True):
+        for rollout, *values in zip(group, *of_versions, strict=True):
+            count = len(rollout.token_ids)
+            interrupted = in_flight == "continue" and count > 1
+            assert len(rollout.token_versions) == count and set(rollout.token_versions) == (
+                {0, 1} if interrupted else {1}
+            )
+            assert rollout.weights_version == rollout.token_versions[0]
+            own = torch.stack(values)[torch.tensor(rollout.token_versions), torch.arange(count)]
+            torch.testing.assert_close(rollout.rollout_logprobs, own, atol=1e-4, rtol=0)
+    values = reported(run.engine)
+    assert (values["rollouts_continued"] > 0.9) == (in_flight == "continue")
+    assert (values["rollout_lag"] > 0.1) == (in_flight == "continue")
+
+
+def test_weights_in_flight_need_the_endpoints_for_it(server: WeightServer, tmp_path: Path) -> None:
+    assert server.schema is not None
+    del server.schema.value["paths"]["/inference/v1/generate"]
+    with pytest.raises(ServerError, match=r"lacks /inference/v1/generate.*--enable-scale-out"):
+        Run(tmp_path, server, rollout={"staleness": 1, "in_flight": "redo"})
+    with pytest.raises(ServerError, match=r"continue, which takes vLLM and whole weights, and model\.lora is set"):
+        Run(tmp_path, server, lora=LoraSettings(rank=2), rollout={"staleness": 1, "in_flight": "continue"})

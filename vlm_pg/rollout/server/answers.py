@@ -7,7 +7,7 @@ no number. A mismatch is an AnswerError that names the field.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -85,6 +85,24 @@ class Choice(_Part):
     delta: None = None
 
 
+class WeightVersions(_Part):
+    """Weights of this version sampled the tokens ``start`` to ``end``, which is exclusive."""
+
+    version: str
+    start: Count
+    end: Count
+
+
+class TokensChoice(_Part):
+    """One response of vLLM's ``/inference/v1/generate``, which has no text."""
+
+    token_ids: list[TokenId]
+    logprobs: Logprobs
+    weight_versions: list[WeightVersions]
+    finish_reason: str | None = None
+    index: Count | None = None
+
+
 class Usage(_Part):
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -108,6 +126,28 @@ class ModelEntry(_Part):
 
     id: Text
     owned_by: str | None = None
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A response up to where loading weights has interrupted it, with the version that sampled each token."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    versions: tuple[str, ...] = ()
+
+    def __add__(self, choice: TokensChoice) -> Begun:
+        versions = [span.version for span in choice.weight_versions for _ in range(span.start, span.end)]
+        entries = choice.logprobs.content or ()
+        return Begun((*self.token_ids, *choice.token_ids), (*self.logprobs, *entries), (*self.versions, *versions))
+
+
+class Interrupted(AnswerError):
+    """A response has ended because the server was given other weights."""
+
+    def __init__(self, begun: Begun):
+        super().__init__("the server ended a response with finish_reason 'abort' again and again.")
+        self.begun = begun
 
 
 def parse_part(kind: type[P], value: Any, name: str) -> P:
@@ -207,6 +247,23 @@ class AnswerReader:
             text, stopped = self._text(ids[:longest])
             logprobs = None if logprobs is None else logprobs[:longest]
         return Answer(tuple(ids[:longest]), "stop" if stopped else "length", text, exact, len(ids), logprobs)
+
+    def read_tokens(self, raw: Any, begun: Begun) -> Answer:
+        """One choice of tokens, behind those that were sampled before.
+
+        Raises:
+            Interrupted: there is more to sample.
+            AnswerError: as ``read``.
+        """
+        choice = parse_part(TokensChoice, raw, "a choice")
+        whole = begun + choice
+        if choice.finish_reason == "abort":
+            raise Interrupted(whole)
+        text = self.tokenizer.decode(list(whole.token_ids), skip_special_tokens=False)
+        entries = [entry.model_dump() for entry in whole.logprobs]
+        known = {"message": {"content": text}, "token_ids": [*whole.token_ids], "logprobs": {"content": entries}}
+        answer = self.read(known | {"finish_reason": choice.finish_reason})
+        return replace(answer, weight_versions=whole.versions[: len(answer.token_ids)])
 
     def _checked_ids(self, choice: Choice) -> list[int]:
         """The server's own ids, which must decode to its text."""

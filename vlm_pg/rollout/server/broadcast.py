@@ -17,7 +17,10 @@ from vlm_pg.distributed.foreign import end_group, open_store, sender_group, star
 from vlm_pg.errors import ServerError
 from vlm_pg.rollout.server.client import ServerClient, gather_or_cancel
 
-# Of one broadcast; a larger tensor is sent by itself.
+# Requests in flight end with the tokens they have, and further ones wait. With mode=keep, vLLM 0.32 would encode the
+# media of those in flight anew, whose pixels it has dropped.
+PAUSE = "/pause?mode=abort"
+# Of one broadcast; a larger tensor makes one alone.
 BUCKET_BYTES = 2**28
 # As in vlm_pg_transfer.
 ALIGNMENT = 16
@@ -39,6 +42,7 @@ class Broadcast:
         commit: awaited for every server that has received everything.
         device: of the weights. On a GPU the groups use NCCL, else gloo.
         timeout_seconds: of connecting and of each broadcast.
+        pauses: pause the servers first; the caller resumes them.
     """
 
     def __init__(
@@ -49,7 +53,9 @@ class Broadcast:
         commit: Callable[[ServerClient], Awaitable[None]],
         device: torch.device,
         timeout_seconds: float,
+        pauses: bool = False,
     ):
+        self._pauses = pauses
         self._urls, self._for_each, self._loading, self._commit = urls, for_each, loading, commit
         self._device, self._timeout_seconds = device, timeout_seconds
         self._key, self._groups = secrets.token_hex(8), dict[str, Any]()
@@ -82,6 +88,8 @@ class Broadcast:
 
     async def _open(self, client: ServerClient) -> None:
         """Begin an update on one server, with a process group of this process (rank 0) and its workers."""
+        if self._pauses:
+            await client.control(PAUSE, {})
         await client.control("/update_weight_version", {"new_version": self._loading})
         try:
             await self._start(client)

@@ -37,6 +37,7 @@ class ServerClient(Client):
         log: prints one line.
         log_once: prints the first line of a topic.
         advice: a sentence for errors: how to continue once the server works.
+        takes_aborts: a response with choices of the reason "abort" is valid.
 
     Raises:
         ConfigError: a key that cannot be sent.
@@ -48,6 +49,7 @@ class ServerClient(Client):
         log: Callable[[str], None],
         log_once: Callable[[str, str], None],
         advice: str = RUN_GOES_ON,
+        takes_aborts: bool = False,
     ):
         assert settings.url is not None
         self._settings, self._log, self._log_once, self._advice = settings, log, log_once, advice
@@ -62,6 +64,7 @@ class ServerClient(Client):
             settings.max_answer_mb,
             "rollout.server.max_answer_mb",
         )
+        self._takes_aborts = takes_aborts
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._waiting = asyncio.Lock()
         self._absent_seconds = 0.0
@@ -75,11 +78,11 @@ class ServerClient(Client):
             # A server may repeat the key in its responses.
             raise ServerError(f"Server {self.url}: {self.without_key(str(error))}") from error.__cause__
 
-    async def post(self, path: str, make_body: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    async def post(self, url: str, make_body: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """The JSON object that a request yields.
 
         Args:
-            path: after the base URL.
+            url: of an endpoint of this server.
             make_body: awaited when a slot is free, so that no more than ``concurrency`` bodies are held.
 
         Raises:
@@ -89,8 +92,9 @@ class ServerClient(Client):
             body = await make_body()
             # In a thread: encoding many pictures would block all other requests, and a stop.
             data = await asyncio.to_thread(lambda: json.dumps(body, allow_nan=False).encode())
-            response = await self.response(f"{self.url}{path}", data)
-        if _has_failed(response):
+            response = await self.response(url, data)
+        path = url.removeprefix(self.url)
+        if self._has_failed(response):
             raise ServerError(
                 f"It failed {self._settings.retries + 1} times at POST {path}, {self._shown(response)} Its log says "
                 f"why. {self._advice}"
@@ -172,7 +176,7 @@ class ServerClient(Client):
         """
 
         def should_retry(outcome: Outcome) -> bool:
-            if not isinstance(outcome, httpx2.Response) or _has_failed(outcome):
+            if not isinstance(outcome, httpx2.Response) or self._has_failed(outcome):
                 return True
             if data is None or outcome.status_code != 200 or any_body:
                 return False
@@ -195,6 +199,18 @@ class ServerClient(Client):
             "log; a slow one needs a longer rollout.server.timeout_seconds "
             f"({self._settings.timeout_seconds:g} now). {self._advice}"
         ) from outcome
+
+    def _has_failed(self, response: httpx2.Response) -> bool:
+        """Whether the server is at fault, and a retry may succeed."""
+        if response.status_code >= 500 or response.status_code == 429:
+            return True
+        if self._takes_aborts or response.status_code != 200 or b'"abort"' not in response.content:
+            return False
+        # vLLM and SGLang end the choices of a dropped request with the reason "abort".
+        body = json_of(response)
+        choices = body.get("choices") if isinstance(body, dict) else None
+        reasons = [c.get("finish_reason") for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
+        return "abort" in reasons
 
     async def _wait_until_back(self) -> bool:
         """Wait until the server responds; False if it does so at once.
@@ -229,18 +245,6 @@ class ServerClient(Client):
         if not isinstance(outcome, httpx2.Response):
             return self._named(outcome)
         return f"status {outcome.status_code}" if outcome.status_code in UNAVAILABLE else None
-
-
-def _has_failed(response: httpx2.Response) -> bool:
-    """Whether the server is at fault, and a retry may succeed."""
-    if response.status_code >= 500 or response.status_code == 429:
-        return True
-    if response.status_code != 200 or b'"abort"' not in response.content:
-        return False
-    # vLLM and SGLang end the choices of a dropped request with the reason "abort".
-    body = json_of(response)
-    choices = body.get("choices") if isinstance(body, dict) else None
-    return isinstance(choices, list) and any(isinstance(c, dict) and c.get("finish_reason") == "abort" for c in choices)
 
 
 async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -16,21 +16,20 @@ import torch
 
 from vlm_pg.distributed import SINGLE_RANK, RankLayout
 from vlm_pg.doctor import Finding
-from vlm_pg.errors import AnswerError, SampleError, ServerError
+from vlm_pg.errors import SampleError, ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.models.sharded_weights import stored_tensors
-from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.server.dialects import POSITION_RULES, REPORTING, ServerInfo
-from vlm_pg.rollout.server.divergence import Divergence, divergence
-from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator, query_server
-from vlm_pg.rollout.server.messages import ChatMessages
-from vlm_pg.rollout.server.weights import FP32_LIMIT, ROUNDED_LIMIT, TESTED_VLLM, Probe, PushedWeights, probe_prompt
+from vlm_pg.rollout.server.divergence import Divergence
+from vlm_pg.rollout.server.generator import STOPPED, query_server
+from vlm_pg.rollout.server.probe import Probe
+from vlm_pg.rollout.server.weights import FP32_LIMIT, ROUNDED_LIMIT, TESTED_VLLM, PushedWeights
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import MediaKind, ResponseGroup
+from vlm_pg.types import MediaKind
 
 RESPONSE_TOKENS = 32
 # Standard deviation of the noise in changed weights: a share of each weight's root mean square; of one that is 0.
@@ -114,12 +113,11 @@ class Contract:
         rounding = FP32_LIMIT if policy.dtype == torch.float32 else ROUNDED_LIMIT
         self._limit = rollout.server.max_probe_divergence or rounding
         count = rollout.num_generations
-        plain = RolloutSettings(num_generations=count, max_new_tokens=RESPONSE_TOKENS, server=rollout.server)
-        messages, log = ChatMessages(policy, {}), self._lines.append
-        self._generator = ServerGenerator(policy, plain, seed, _never, messages, folder / "served", log, ADVICE, server)
+        given = (policy, rollout, server, str(rollout.server.url), seed, _never, self._lines.append)
+        self._probe = Probe(*given, ADVICE, count, RESPONSE_TOKENS, folder / "served")
+        self._generator = self._probe.generator
         if server.loads_by_name:
             self._generator.use_checkpoint(policy.settings.path)
-        self._scorer = PolicyScorer(policy, rollout.prefill_tokens)
         # Of the rollouts of each kind of prompt that the server answered.
         self._found: dict[str, Divergence] = {}
 
@@ -152,7 +150,7 @@ class Contract:
         if kind == "video" and self._server.kind != "vllm":
             return Finding(name, "note", "not tried", "Train on videos with vLLM: others sample their frames again.")
         try:
-            count, exact, self._found[kind] = self._sample(kind, "contract")
+            count, exact, self._found[kind] = self._probe.ask("contract", KINDS[kind])
         except (ServerError, SampleError) as error:
             return Finding(name, "failed", str(error))
         echo = self._generator.prompt_echo
@@ -163,21 +161,6 @@ class Contract:
         if self._server.kind == "vllm":
             return Finding(name, "failed", detail, f"vLLM {TESTED_VLLM} returns all ids. Use it, without a proxy.")
         return Finding(name, "note", detail, "Texts are tokenized again, to other ids at times. vLLM returns ids.")
-
-    def _sample(self, kind: str, step: str) -> tuple[int, bool, Divergence]:
-        """Tokens of the prompt, whether responses have token ids, divergence of the policy's log-probabilities.
-
-        Raises:
-            ServerError, SampleError: as ``ServerGenerator.generate``; AnswerError if there is no valid answer.
-        """
-        prompt = probe_prompt(self._policy, KINDS[kind])
-        (answers,) = self._generator.generate([prompt], step)
-        if isinstance(answers, AnswerError):
-            raise answers
-        group = ResponseGroup(prompt, tuple(torch.tensor(answer.token_ids) for answer in answers))
-        (scores,) = self._scorer.score([group], 1.0)
-        found = divergence([answer.logprobs for answer in answers], scores)
-        return prompt.num_tokens, all(answer.exact for answer in answers), found
 
     def _judged(self, name: str, found: Divergence, before: str = "") -> Finding:
         """Whether the log-probabilities of server and trainer are within the limit."""
@@ -195,7 +178,7 @@ class Contract:
         """The same prompt again, of which the server has keys, values and features now."""
         count = self._rollout.num_generations
         try:
-            found = self._sample(kind, "contract again")[-1]
+            found = self._probe.ask("contract again", KINDS[kind]).divergence
         except ServerError as error:
             return Finding("caches", "failed", str(error))
         requests = "1 request" if self._generator.takes_n else f"{count} requests"

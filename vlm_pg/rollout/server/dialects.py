@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -206,6 +207,27 @@ def request_fields(
     return fields | {
         "include_stop_str_in_output": True,
         "spaces_between_special_tokens": False,
+        "return_token_ids": True,
+    }
+
+
+def tokens_in(
+    messages: Sequence[Mapping[str, Any]], token_ids: Sequence[int], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Body of vLLM's ``/inference/v1/generate``, which says of each token which weights sampled it.
+
+    Args:
+        messages: chat messages with the prompt's media.
+        token_ids: of the prompt, with one token for each medium.
+        fields: ``request_fields``.
+    """
+    contents = [message["content"] for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content if part["type"] != "text"]
+    sampling = {name: value for name, value in fields.items() if name != "return_token_ids"}
+    return {
+        "token_ids": list(token_ids),
+        "content_parts": [{"type": part["type"], "url": part[part["type"]]["url"]} for part in parts] or None,
+        "sampling_params": sampling | {"logprobs": 0},
         "return_token_ids": True,
     }
 

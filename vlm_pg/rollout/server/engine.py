@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,9 @@ PROBE_DIVERGENCE_MAX = Metric("server_probe_divergence_max", "nat", "largest")
 PREFIX_HITS = Metric("server_prefix_cache_hits", "share of prompt tokens")
 MEDIA_HITS = Metric("server_media_cache_hits", "share of media")
 
-LAG = Metric("rollout_lag", "steps")
+LAG = Metric("rollout_lag", "updates")
+# Of rollouts that went on after an update.
+CONTINUED = Metric("rollouts_continued", "share of rollouts")
 # Shares of a step's time.
 TRAINER_IDLE = Metric("idle/trainer", "share of the step")
 SERVER_IDLE = Metric("idle/server", "share of the step")
@@ -48,12 +51,11 @@ RESTARTS_TO_STOP = 3
 class SampledAhead(NamedTuple):
     """Answers for a step that were requested during earlier ones. ``answers``: None if the server lost the weights.
 
-    ``updates``: of the weights that sampled them, which were the present ones at ``synced_step``.
+    ``updates``: of the weights that servers had at the request.
     """
 
     answers: list[list[Answer] | AnswerError] | None
     updates: int | None
-    synced_step: int
 
 
 class ServerEngine(Sampler):
@@ -103,7 +105,8 @@ class ServerEngine(Sampler):
         self._jobs = Jobs[SampledAhead]()
         self._synced_step = 0
         self._waited_seconds, self._reported_at = 0.0, time.monotonic()
-        self._lags: list[int] = []
+        self._lags: list[float] = []
+        self._continued: list[bool] = []
         self._faults: list[BadSample] = []
         self._pushed: PushedWeights | None = None
         if not keeps:
@@ -125,15 +128,16 @@ class ServerEngine(Sampler):
     def sync_weights(self, step: int) -> None:
         """Bring the policy's present weights to the servers; with ``rollout.server.weights=keep`` nothing.
 
-        While a later step is sampled the servers keep the weights that it began with; ``may_start`` is False for steps
-        to which these would be too old. So no sampling waits for an update, and no update for a later step.
+        While a later step is sampled the servers keep the weights that it began with, unless ``rollout.in_flight`` says
+        otherwise; ``may_start`` is False for steps to which these would be too old. So no sampling waits for an update,
+        and no update for a later step.
 
         Raises:
             ServerError, OSError, InterruptedError: as ``PushedWeights.sync``.
         """
         if self._pushed is None:
             return
-        if step in self._jobs:
+        if step in self._jobs and not self.settings.interrupts:
             with self._waiting():
                 done = [key for key in (step, control_key(step)) if key in self._jobs and not self._jobs.failure(key)]
                 lost = any(self._jobs.result(key).answers is None for key in done)
@@ -157,19 +161,21 @@ class ServerEngine(Sampler):
     def start(self, prompts: Sequence[Prompt], step: int | str, count: int | None = None) -> None:
         """Request a later step's answers in a thread."""
         assert self._pushed is not None
-        pushed, synced_step, prompts = self._pushed, self._synced_step, list(prompts)
+        pushed, prompts, updates = self._pushed, list(prompts), self._pushed.updates
 
         def work() -> SampledAhead:
-            found, before = None, pushed.present()
-            if before is not None:
-                try:
-                    found = self._generator.generate(prompts, step, count)
-                except ServerError:
-                    if pushed.are_still(before):
-                        raise
-                else:
-                    found = found if pushed.are_still(before) else None
-            return SampledAhead(found, pushed.updates, synced_step)
+            interrupts, before = self.settings.interrupts, pushed.present() or ()
+            if not before and not interrupts:
+                return SampledAhead(None, updates)
+            try:
+                found = self._generator.generate(prompts, step, count)
+            except ServerError:
+                if pushed.present() if interrupts else pushed.are_still(before):
+                    raise
+                return SampledAhead(None, updates)
+            answers = [answer for group in found if not isinstance(group, AnswerError) for answer in group]
+            known = None not in map(self._token_versions, answers) if interrupts else pushed.are_still(before)
+            return SampledAhead(found if known else None, updates)
 
         self._jobs.start(step, work)
 
@@ -206,7 +212,9 @@ class ServerEngine(Sampler):
         # As in every engine, greedy responses have their log-probabilities at temperature 1.
         temperature = self.settings.temperature or 1.0
         scores: list[list[torch.Tensor]] | None = None
-        if updates in (None, self.policy.weights_version):
+        present = self.policy.weights_version
+        versions = {id(answer): self._token_versions(answer) or () for group in answers.values() for answer in group}
+        if updates in (None, present) and all(set(of_answer) <= {present} for of_answer in versions.values()):
             scores = self._scorer.score(groups, temperature)
             self._check.compare(
                 [answer.logprobs for group in answers.values() for answer in group],
@@ -233,8 +241,20 @@ class ServerEngine(Sampler):
                 else:
                     assert scores is not None
                     logprobs = scores[number][place]
-                rollout = Rollout(tokens, logprobs, answer.finish_reason, answer.text, weights_version=updates)
+                by_token = versions[id(answer)]
+                sampled_by = by_token[0] if by_token else updates
+                rollout = Rollout(
+                    tokens,
+                    logprobs,
+                    answer.finish_reason,
+                    answer.text,
+                    weights_version=sampled_by,
+                    token_versions=by_token,
+                )
                 rollouts[index] += (rollout,)
+                if sampled_by is not None:
+                    self._lags.append(present - (fmean(by_token) if by_token else sampled_by))
+                    self._continued.append(len(set(by_token)) > 1)
         return rollouts
 
     def _answers(
@@ -245,12 +265,20 @@ class ServerEngine(Sampler):
             ahead = self._jobs.result(step)
             self._jobs.drop(step)
             if ahead.answers is not None:
-                self._lags += [step - ahead.synced_step] if isinstance(step, int) else []
                 return ahead.answers, ahead.updates
             self._log(f"step {step}: a server lost the weights of this run while it sampled; sampling again")
-        self._lags += [0] if isinstance(step, int) else []
         found = self._from_present_weights(prompts, step, count)
         return found, None if self._pushed is None else self._pushed.updates
+
+    def _token_versions(self, answer: Answer) -> tuple[int, ...] | None:
+        """Updates of the weights that sampled each token, by the server's own record; empty where it keeps none, None
+        where some token is from weights that are not this run's."""
+        if not self.settings.interrupts:
+            return ()
+        assert self._pushed is not None
+        found = [self._pushed.updates_of(version) for version in answer.weight_versions or ()]
+        known = [updates for updates in found if updates is not None]
+        return tuple(known) if len(known) == len(answer.token_ids) else None
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -300,7 +328,9 @@ class ServerEngine(Sampler):
         self._waited_seconds = 0.0
         if self._pushed is not None:
             tally.add(LAG, sum(self._lags), len(self._lags))
-        self._lags = []
+        if self.settings.interrupts:
+            tally.add(CONTINUED, sum(self._continued), len(self._continued))
+        self._lags, self._continued = [], []
         counts = self._generator.take_cache_counts()
         for metric, cache in ((PREFIX_HITS, "prefix"), (MEDIA_HITS, "mm")):
             if queries := counts[f"{cache}_cache_queries"]:

@@ -25,7 +25,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.contracts import Answer
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.rollout.sampling import StopStrings, rollout_key
-from vlm_pg.rollout.server.answers import AnswerReader, Completion, parse_part, turn_token_ids
+from vlm_pg.rollout.server.answers import AnswerReader, Begun, Completion, Interrupted, parse_part, turn_token_ids
 from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
 from vlm_pg.rollout.server.dialects import (
     POSITION_RULES,
@@ -36,6 +36,7 @@ from vlm_pg.rollout.server.dialects import (
     media_fields,
     recognize,
     request_fields,
+    tokens_in,
 )
 from vlm_pg.rollout.server.messages import ChatMessages, check_prompt_echo
 from vlm_pg.rollout.settings import RolloutSettings
@@ -50,6 +51,8 @@ LONGEST_EQUAL_TOKENS = 8
 UNUSABLE = "server_answer"
 # A resumed run repeats the seeds, so a single question must not end it; so many in a row are the server's fault.
 MOST_IN_A_ROW = 8
+# Of a response, for each update that it may be old: loading weights is tried again.
+INTERRUPTIONS = 4
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 VERBATIM = {
     "defaults": {"role": "assistant"},
@@ -166,7 +169,13 @@ class ServerGenerator:
             async with AsyncExitStack() as stack:
                 clients = {
                     url: await stack.enter_async_context(
-                        ServerClient(self.settings.server.of_url(url), self._log, self.log_once, self._advice)
+                        ServerClient(
+                            self.settings.server.of_url(url),
+                            self._log,
+                            self.log_once,
+                            self._advice,
+                            takes_aborts=self.settings.interrupts,
+                        )
                     )
                     for url in sorted(set(url_of))
                 }
@@ -241,14 +250,26 @@ class ServerGenerator:
                     made.update(await asyncio.to_thread(self._body, prompt))
             return made
 
-        async def request(attempt: int, index: int, count: int) -> list[Answer | AnswerError]:
+        async def request(
+            attempt: int, index: int, count: int, begun: Begun | None = None
+        ) -> list[Answer | AnswerError]:
             """Choices under the attempt's own seeds."""
-            key = step
-            if attempt:
+            if attempt and begun is None:
                 self._num_retried += 1
                 await client.pause(attempt)
-                key = f"{step}/again-{attempt}"
-            return await self._request(client, prompt, key, body, index, count)
+            key = f"{step}/again-{attempt}" if attempt else step
+            return await self._request(client, prompt, key, body, index, count, begun or Begun())
+
+        async def whole(attempt: int, index: int, result: Answer | AnswerError | None) -> Answer | AnswerError:
+            """One response, from ``result`` on, that loading weights may interrupt."""
+            if result is None:
+                (result,) = await request(attempt, index, 1)
+            for _ in range(INTERRUPTIONS * self.settings.staleness):
+                if not isinstance(result, Interrupted):
+                    break
+                begun = result.begun if self.settings.in_flight == "continue" else Begun()
+                (result,) = await request(attempt, index, 1, begun)
+            return result
 
         async def all_choices() -> list[Answer | AnswerError]:
             for attempt in attempts:
@@ -259,11 +280,13 @@ class ServerGenerator:
             raise last
 
         async def single(index: int, result: Answer | AnswerError | None) -> Answer:
+            if isinstance(result, Interrupted):
+                result = await whole(0, index, result)
             for attempt in attempts if result is None else attempts[1:]:
                 if isinstance(result, Answer):
                     break
                 try:
-                    (result,) = await request(attempt, index, 1)
+                    result = await whole(attempt, index, None)
                 except AnswerError as error:
                     result = error
             if isinstance(result, Answer):
@@ -298,14 +321,23 @@ class ServerGenerator:
         body: Callable[[], Awaitable[dict[str, Any]]],
         index: int,
         count: int,
+        begun: Begun,
     ) -> list[Answer | AnswerError]:
-        key = rollout_key(self._seed, step, prompt.sample_id, index)
+        by_token, num_begun = self.settings.interrupts, len(begun.token_ids)
+        # A response that goes on does not repeat the random numbers it began with.
+        key = rollout_key(self._seed, f"{step}/{num_begun}" if num_begun else step, prompt.sample_id, index)
         extra = {"seed": key % 2**SEED_BITS} | ({"n": count} if count > 1 else {})
 
         async def make_body() -> dict[str, Any]:
-            return await body() | extra
+            made = await body()
+            if not by_token:
+                return made | extra
+            least, most = self.settings.min_new_tokens - num_begun, self.settings.max_new_tokens - num_begun
+            sampling = made["sampling_params"] | extra | {"max_tokens": most, "min_tokens": max(0, least)}
+            return made | {"token_ids": [*made["token_ids"], *begun.token_ids], "sampling_params": sampling}
 
-        response = await client.post("/chat/completions", make_body)
+        url = f"{client.root}/inference/v1/generate" if by_token else f"{client.url}/chat/completions"
+        response = await client.post(url, make_body)
         choices = response.get("choices")
         if not isinstance(choices, list) or not 0 < len(choices) <= count:
             raise AnswerError(
@@ -314,12 +346,15 @@ class ServerGenerator:
             )
         name = f"Sample {prompt.sample_id!r}: the answer to POST /chat/completions"
         completion = parse_part(Completion, response, name)
+        if num_begun:
+            ids = list(response.get("prompt_token_ids") or ())
+            response = response | {"prompt_token_ids": ids[:-num_begun], "usage": {}}
         self.prompt_echo = check_prompt_echo(prompt, response)
         found: list[Answer | AnswerError] = []
         indices: set[int] = set()
         for choice in completion.choices:
             try:
-                answer = self._reader.read(choice)
+                answer = self._reader.read_tokens(choice, begun) if by_token else self._reader.read(choice)
                 if holds_key(answer.text, client.key):
                     raise AnswerError("a response repeats the API key of the request.")
                 if (given := choice.get("index")) in indices:
@@ -327,6 +362,8 @@ class ServerGenerator:
                 found.append(answer)
                 if given is not None:
                     indices.add(given)
+            except Interrupted as error:
+                found.append(error)
             except AnswerError as error:
                 found.append(AnswerError(f"Sample {prompt.sample_id!r}: {error}"))
         self._compare_lengths(prompt, found, completion.usage.completion_tokens)
@@ -362,6 +399,9 @@ class ServerGenerator:
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         kind = self.server.kind
+        if self.settings.interrupts:
+            ids = self.policy.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+            return {"model": self.model_name, **tokens_in(self.messages(prompt, kind), ids, self.fields)}
         return {
             "model": self.model_name,
             "messages": self.messages(prompt, kind),

@@ -107,12 +107,16 @@ def _flags(
         values["served-model-name"] = server.model
     if model.lora is not None:
         values["max-lora-rank"] = _lora_rank(model.lora.rank)
+    if rollout.interrupts:
+        # With that cache, a request that arrives while it is reset may end the engine.
+        values["mm-processor-cache-gb"] = 0
     if server.weights == "push" and server.transfer == "broadcast":
         values["worker-extension-cls"] = "vlm_pg_transfer.Extension"
         values["weight-transfer-config"] = json.dumps({"backend": "vlm_pg"})
     switches = {
         "enable-lora": model.lora is not None,
         "enable-sleep-mode": server.sleep,
+        "enable-scale-out": rollout.interrupts,
         "trust-remote-code": model.trust_remote_code,
     }
     flags = [word for name, value in values.items() for word in (f"--{name}", str(value))]

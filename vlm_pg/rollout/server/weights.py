@@ -12,11 +12,10 @@ import re
 import secrets
 import shutil
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 
@@ -25,17 +24,13 @@ from vlm_pg.errors import ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.weights import is_sharded
-from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.rollout.scoring import PolicyScorer
-from vlm_pg.rollout.server.broadcast import Broadcast
+from vlm_pg.rollout.server.broadcast import PAUSE, Broadcast
 from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
-from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, Kind, ServerInfo
-from vlm_pg.rollout.server.divergence import Divergence, divergence
-from vlm_pg.rollout.server.generator import STOPPED, ServerGenerator
-from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.server.dialects import Kind, ServerInfo
+from vlm_pg.rollout.server.divergence import Divergence
+from vlm_pg.rollout.server.generator import STOPPED
+from vlm_pg.rollout.server.probe import Probe
 from vlm_pg.rollout.settings import RolloutSettings
-from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, ResponseGroup, Sample
 
 # Endpoints that loading weights takes. vLLM has them with VLLM_SERVER_DEV_MODE=1.
 ENDPOINTS: dict[Kind, frozenset[str]] = {
@@ -51,6 +46,7 @@ BROADCAST_ENDPOINTS = frozenset(
     + ("/finish_weight_update",)
 )
 # And an adapter; vLLM has them with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
+INTERRUPT_ENDPOINTS = frozenset(("/pause", "/resume", "/inference/v1/generate"))
 ADAPTER_ENDPOINTS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 SLEEP_ENDPOINTS = frozenset(("/sleep", "/wake_up"))
 TESTED_VLLM = "0.32"
@@ -58,10 +54,6 @@ TESTED_VLLM = "0.32"
 LOADING_ATTEMPTS = 3
 # Rounding of an fp32 trainer and server stays far below the first; that of bf16 below the second.
 FP32_LIMIT, ROUNDED_LIMIT = 1e-7, 0.02
-PROBE_RESPONSES, PROBE_TOKENS, PROBE_SIDE, PROBE_FRAMES = 4, 16, 4, 4
-PROBE_QUESTION = "Describe the colours of this picture, from left to right, and count to twenty."
-# More tokens than vLLM's blocks of keys and values (128 on a CPU): only whole ones are in its prefix cache.
-PROBE_REPEATED = 8
 _VERSION = re.compile(r"vlm_pg-(?P<run>.+)-(?P<updates>\d+|loading)-[0-9a-f]+")
 
 
@@ -134,6 +126,7 @@ class PushedWeights:
     ):
         self._model, self._server, self._folder, self._log = model, server, folder.absolute(), log
         self._settings, self._should_stop = settings.server, should_stop
+        self._interrupts = settings.interrupts
         self._is_adapter = model.policy.settings.lora is not None
         _check_endpoints(server, settings, self._is_adapter)
         if server.version is not None and not server.version.startswith(TESTED_VLLM):
@@ -172,6 +165,8 @@ class PushedWeights:
         with self._model.gathered_parameters():
             if ranks.is_rank0 and problem is None:
                 try:
+                    if self._updates is None and "/resume" in self._server.paths:
+                        self._resume(self._urls)  # a run that was killed may have left it paused
                     for number in range(len(self._probes)):
                         self._load(number, updates)
                 except (ServerError, InterruptedError) as error:
@@ -225,6 +220,11 @@ class PushedWeights:
                 self._log(f"the server at {url} has lost the weights of this run: loading them again")
                 found[number] = self._load(number, self._updates)
         return [version for version in found if version is not None]
+
+    def updates_of(self, version: str) -> int | None:
+        """Updates of the weights of this version; None for weights that are not whole, or not of this run."""
+        found = Version.parse(version)
+        return None if found is None or found.run != self._run else found.updates
 
     @property
     def updates(self) -> int | None:
@@ -296,8 +296,9 @@ class PushedWeights:
                 if not await self._commit(client, loading, version):
                     raise ServerError("It was started again, or another run wrote to it.")
 
-            transfer = Broadcast(urls, self._in_clients, str(loading), commit, device, seconds)
-            failed = transfer.send(self._model.stored_tensors(), self._model.ranks.is_rank0)
+            transfer = Broadcast(urls, self._in_clients, str(loading), commit, device, seconds, self._interrupts)
+            with self._resuming(urls if self._model.ranks.is_rank0 else ()):
+                failed = transfer.send(self._model.stored_tensors(), self._model.ranks.is_rank0)
             problem = self._model.ranks.from_rank0(lambda: failed)  # noqa: B023
             if problem is None and self._model.ranks.is_rank0:
                 self._sent |= dict.fromkeys(urls, version)
@@ -311,7 +312,10 @@ class PushedWeights:
         """Load the weights that are in the folder into one server, unless a broadcast has brought them."""
         if not self._sends:
             load = self._load_adapter if self._is_adapter else self._load_weights
-            return self._in_client(url, lambda client: load(client, updates))
+            with self._resuming([url]):
+                if self._interrupts:
+                    self._in_client(url, lambda client: client.control(PAUSE, {}))
+                return self._in_client(url, lambda client: load(client, updates))
         if url not in self._sent:
             # Other ranks, which would have to gather, sample at a pace of their own.
             alone = self._model.ranks.world_size == 1 and not is_sharded(self._model.policy.model)
@@ -337,6 +341,19 @@ class PushedWeights:
                 return version
             self._log(f"the server at {url} was started again while it was probed: loading the weights again")
         raise ServerError(self._restarted(url))
+
+    @contextmanager
+    def _resuming(self, urls: Sequence[str]) -> Iterator[None]:
+        """Around loading weights: servers that are paused meanwhile go on."""
+        try:
+            yield
+        finally:
+            with suppress(ServerError):  # it was started again, and samples from weights that are no run's
+                self._resume(urls if self._interrupts else ())
+
+    def _resume(self, urls: Sequence[str]) -> None:
+        """Also after a stop request: nothing else would be sampled."""
+        self._in_clients(urls, lambda client: client.control("/resume", {}), lambda: False)
 
     def _judge(self, url: str, updates: int, found: Divergence) -> None:
         """Raise ServerError for a server whose log-probabilities are not those of the weights it was given."""
@@ -439,106 +456,35 @@ class PushedWeights:
     def _in_client(self, url: str, work: Callable[[ServerClient], Any]) -> Any:
         return self._in_clients([url], work)[0]
 
-    def _in_clients(self, urls: Sequence[str], work: Callable[[ServerClient], Awaitable[Any]]) -> list[Any]:
+    def _in_clients(
+        self,
+        urls: Sequence[str],
+        work: Callable[[ServerClient], Awaitable[Any]],
+        should_stop: Callable[[], bool] | None = None,
+    ) -> list[Any]:
         async def run(url: str) -> Any:
             log_once = lambda topic, line: self._log(line)  # noqa: E731
             async with ServerClient(self._settings.of_url(url), self._log, log_once) as client:
                 return await work(client)
 
-        return run_until_stopped(gather_or_cancel(map(run, urls)), self._should_stop, STOPPED)
-
-
-class Probe:
-    """Rollouts of one fixed question with a picture, whose log-probabilities are compared with the policy's.
-
-    Sampled at temperature 1 without filters and penalties, where every server reports the same log-probabilities. The
-    picture is the same each time, so that features of an earlier tower in a server's cache are noticed.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        settings: RolloutSettings,
-        server: ServerInfo,
-        url: str,
-        seed: int,
-        should_stop: Callable[[], bool],
-        log: Callable[[str], None],
-    ):
-        plain = RolloutSettings(
-            engine="server",
-            num_generations=PROBE_RESPONSES,
-            max_new_tokens=PROBE_TOKENS,
-            server=settings.server.of_url(url),
-        )
-        self._prompt = probe_prompt(policy)
-        messages = ChatMessages(policy, {})
-        self._generator = ServerGenerator(
-            policy, plain, seed, should_stop, messages, Path("unused"), log, server=server
-        )
-        self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)
-
-    def compare(self, step: str, model_name: str | None = None) -> Divergence:
-        """Of the rollouts under a key that seeds them; ``model_name``: of an adapter, None for the server's model.
-
-        Raises:
-            ServerError: the server gave no valid answer.
-        """
-        self._generator.model_name = model_name or self._generator.model_name
-        (answers,) = self._generator.generate([self._prompt], step)
-        if isinstance(answers, Exception):
-            raise ServerError(f"The probe after loading weights got no valid answer. {answers}")
-        group = ResponseGroup(self._prompt, tuple(torch.tensor(answer.token_ids) for answer in answers))
-        (scores,) = self._scorer.score([group], 1.0)
-        return divergence([answer.logprobs for answer in answers], scores)
-
-
-def probe_prompt(policy: Policy, kind: MediaKind | None = "image") -> Prompt:
-    """A question about an image of noise, or a video of some frames, of the least size that the processor leaves as it
-    is; with ``kind=None``, or for a model that reads no media, about nothing."""
-    media: list[DecodedMedia] = []
-    if policy.family.reads_media and kind is not None:
-        factor = policy.pixel_factor
-        processor = policy.processor.image_processor if kind == "image" else policy.processor.video_processor
-        least = getattr(processor, "size", {}).get("shortest_edge", 0)
-        side = factor * max(PROBE_SIDE, int(np.ceil(np.sqrt(least) / factor)))
-        frames = 1 if kind == "image" else PROBE_FRAMES
-        pixels = np.random.default_rng(0).integers(0, 256, (frames, 3, side, side), dtype=np.uint8)
-        seconds = tuple(index / VLLM_FRAMES_PER_SECOND for index in range(frames))
-        media.append(DecodedMedia(kind, pixels, seconds, 0.0 if kind == "image" else VLLM_FRAMES_PER_SECOND, "noise"))
-    sample = Sample(
-        "probe",
-        " ".join([PROBE_QUESTION] * PROBE_REPEATED),
-        tuple(MediaRef(item.kind, "noise") for item in media),
-        (),
-        "noise",
-        "free_form",
-        "probe",
-        "probe",
-    )
-    return PromptBuilder(policy.processor, PromptSettings(), policy.positions).build(sample, media)
+        return run_until_stopped(gather_or_cancel(map(run, urls)), should_stop or self._should_stop, STOPPED)
 
 
 def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: bool) -> None:
     """Raise ServerError for a server that cannot load weights, or an adapter."""
-    urls, kind = ", ".join(settings.server.urls), server.kind
-    sends = settings.server.transfer == "broadcast"
-    if sends and (is_adapter or kind != "vllm"):
-        cause = "model.lora is set" if is_adapter else f"the server at {urls} is of kind {kind}"
-        raise ServerError(
-            f"rollout.server.transfer is broadcast, and {cause}. Whole models can be broadcast, to vLLM. Set "
-            "rollout.server.transfer=folder."
-        )
-    if is_adapter and kind != "vllm":
-        raise ServerError(
-            f"model.lora is set, and the server at {urls} is of kind {kind}, which is not known to load adapters. Use "
-            "vLLM, set model.lora=null, or rollout.engine=in_process."
-        )
-    if settings.server.sleep and kind != "vllm":
-        raise ServerError(
-            f"rollout.server.sleep is set, and the server at {urls} is of kind {kind}; vLLM alone is known to sleep. "
-            "Use vLLM, or set rollout.server.sleep=false."
-        )
+    of_server, urls, kind = settings.server, ", ".join(settings.server.urls), server.kind
+    sends, lora = of_server.transfer == "broadcast", "model.lora is set"
+    # What vLLM alone can do, whether an adapter forbids it, and the remedy.
+    for is_wanted, wanted, without_adapter, remedy in (
+        (sends, "rollout.server.transfer is broadcast", True, "Set rollout.server.transfer=folder."),
+        (settings.interrupts, f"rollout.in_flight is {settings.in_flight}", True, "Set rollout.in_flight=finish."),
+        (of_server.sleep, "rollout.server.sleep is true", False, "Set rollout.server.sleep=false."),
+        (is_adapter, lora, False, "Set model.lora=null, or rollout.engine=in_process."),
+    ):
+        if is_wanted and (kind != "vllm" or (is_adapter and without_adapter)):
+            cause = f"the server at {urls} is of kind {kind}" if kind != "vllm" else lora
+            needs = f"which takes vLLM{' and whole weights' if without_adapter else ''}"
+            raise ServerError(f"{wanted}, {needs}, and {cause}. {remedy}")
     if server.loads_by_name:
         return
     if kind not in ENDPOINTS:
@@ -547,15 +493,18 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             "transformers serve; or set rollout.server.weights=keep to train on what its own weights sample."
         )
     needed = ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]
-    if settings.server.sleep:
-        needed = needed | SLEEP_ENDPOINTS
-    if sends:
-        needed = needed | BROADCAST_ENDPOINTS
+    extra = (
+        (of_server.sleep, SLEEP_ENDPOINTS),
+        (sends, BROADCAST_ENDPOINTS),
+        (settings.interrupts, INTERRUPT_ENDPOINTS),
+    )
+    needed = needed.union(*(endpoints for is_wanted, endpoints in extra if is_wanted))
     if lacking := sorted(needed - server.paths):
-        how = {"vllm": "Start it with VLLM_SERVER_DEV_MODE=1 (vLLM 0.32 was tested). ", "sglang": ""}
+        flags = "VLLM_SERVER_DEV_MODE=1" + (" and --enable-scale-out" if settings.interrupts else "")
         if is_adapter:
-            how["vllm"] = "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True (0.32 was tested). "
+            flags = "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+        how = f"Start it with {flags} (vLLM {TESTED_VLLM} was tested). " if kind == "vllm" else ""
         raise ServerError(
             f"The server at {urls} ({kind}) lacks {', '.join(lacking)}, which loading the weights of a run takes. "
-            f"{how[kind]}Or set rollout.server.weights=keep to train on what the weights it has sample."
+            f"{how}Or set rollout.server.weights=keep to train on what the weights it has sample."
         )

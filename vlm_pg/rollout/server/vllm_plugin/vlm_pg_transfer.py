@@ -133,7 +133,7 @@ class BroadcastEngine(WeightTransferEngine):
 
 
 class Extension:
-    """Of no use by itself: vLLM imports the module of ``--worker-extension-cls`` before it creates the engine."""
+    """Empty: vLLM imports the module of ``--worker-extension-cls`` before it creates the engine."""
 
 
 WeightTransferEngineFactory.register_engine("vlm_pg", BroadcastEngine)
