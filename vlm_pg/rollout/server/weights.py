@@ -45,8 +45,9 @@ BROADCAST_ENDPOINTS = frozenset(
     ("/get_world_size", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights")
     + ("/finish_weight_update",)
 )
-# And an adapter; vLLM has them with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
+# And loading weights while rollouts are sampled; vLLM has the last with --enable-scale-out.
 INTERRUPT_ENDPOINTS = frozenset(("/pause", "/resume", "/inference/v1/generate"))
+# And an adapter; vLLM has them with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.
 ADAPTER_ENDPOINTS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 SLEEP_ENDPOINTS = frozenset(("/sleep", "/wake_up"))
 TESTED_VLLM = "0.32"
