@@ -148,15 +148,14 @@ class Collector:
             self.parallel.prompts = {}
         if self._kl_in_reward:
             self._tally.add(KL, 0, 0)  # known, even where nothing was sampled
-        if (started := self._started.pop(step, None)) is None:
-            loaded = self._load(step, self._take(self.config.training.prompts_per_step))
-        else:
-            loaded, self._order = started.loaded, started.order
+        if (started := self._started.pop(step, None)) is not None:
+            self._order = started.order
+        first = self._take(self.config.training.prompts_per_step) if started is None else started.loaded
         # Whether the first round's groups are those of one update, so that the tower need not run again.
         algorithm = self.algorithm
         further = algorithm.resample_rounds > 0 or (algorithm.prune_rate > 0 and algorithm.prune_fill)
         fixed = not further and algorithm.minibatches == 1
-        groups, vision = self._round(step, loaded, steps_ahead, fixed)
+        groups, vision = self._round(step, first, steps_ahead, fixed)
         dropped: list[RolloutGroup] = []
         counts: dict[str, float] = {}
         if self.algorithm.resample_rounds:
@@ -219,10 +218,10 @@ class Collector:
         return _Loaded(questions, shuffled)
 
     def _round(
-        self, step: int, loaded: _Loaded, steps_ahead: int = 0, to_train: bool = False
+        self, step: int, samples: Sequence[Sample] | _Loaded, steps_ahead: int = 0, to_train: bool = False
     ) -> tuple[list[RolloutGroup], StepFeatures | None]:
-        """Complete groups, with rewards; and the tower's run, if they train."""
-        questions, shuffled = loaded
+        """Complete groups of this rank's share of ``samples``, with rewards; and the tower's run, if they train."""
+        questions, shuffled = samples if isinstance(samples, _Loaded) else self._load(step, samples)
         if steps_ahead:
             with self.phases.timed("prompts"):
                 self.stages.stream.decode_ahead(steps_ahead)
@@ -319,7 +318,7 @@ class Collector:
             samples = self._take(missing) if missing else []
             if not samples:
                 break
-            more, _ = self._round(step, self._load(step, samples))
+            more, _ = self._round(step, samples)
             resampled += self._sum(len(more))
             groups = groups + more
         dropped += [group for group in groups if not has_spread(group)]
@@ -394,7 +393,7 @@ class Collector:
             if not samples:
                 break
             sampled += len(samples)
-            more, _ = self._round(step, self._load(step, samples))
+            more, _ = self._round(step, samples)
             if self.algorithm.resample_rounds:
                 surplus += [group for group in more if not has_spread(group)]
                 more = [group for group in more if has_spread(group)]

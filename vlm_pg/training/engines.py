@@ -23,7 +23,6 @@ from vlm_pg.distributed import (
 from vlm_pg.errors import CheckpointError, NotFiniteError
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import Part
-from vlm_pg.models.sharded_weights import stored_tensors
 from vlm_pg.models.weights import not_finite
 from vlm_pg.training.optimizer_states import OptimizerStates, TorchStates, read_states, write_states
 from vlm_pg.training.settings import TrainingSettings
@@ -177,11 +176,6 @@ class Engine(ABC):
         """Write the model, or its adapter alone, as ``save_pretrained`` does; called on every rank."""
         if self.ranks.is_rank0:
             self.policy.model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
-
-    def stored_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that ``save_weights`` writes, one by one: each is whole until the next is taken. Taken on every
-        rank."""
-        return stored_tensors(self.policy.model, self.gathered)
 
     @contextmanager
     def gathered_parameters(self) -> Iterator[None]:

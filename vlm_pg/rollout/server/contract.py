@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
-from vlm_pg.models.sharded_weights import stored_tensors
 from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.server.dialects import POSITION_RULES, REPORTING, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence
@@ -52,8 +51,8 @@ class LoadedModel:
     def save_weights(self, folder: Path) -> None:
         self.policy.model.save_pretrained(folder)
 
-    def stored_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return stored_tensors(self.policy.model, lambda weights: nullcontext())
+    def gathered(self, weights: Iterable[torch.nn.Parameter]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
         return nullcontext()

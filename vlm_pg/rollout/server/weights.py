@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,7 @@ from vlm_pg.distributed import RankLayout, barrier
 from vlm_pg.errors import ServerError
 from vlm_pg.http.client import run_until_stopped
 from vlm_pg.models.policy import Policy
+from vlm_pg.models.sharded_weights import stored_tensors
 from vlm_pg.models.weights import is_sharded
 from vlm_pg.rollout.server.broadcast import PAUSE, Broadcast
 from vlm_pg.rollout.server.client import RUN_GOES_ON, ServerClient, gather_or_cancel
@@ -67,8 +68,8 @@ class TrainedModel(Protocol):
     def save_weights(self, folder: Path) -> None:
         """Write the weights; called on every rank."""
 
-    def stored_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that ``save_weights`` writes, each whole until the next is taken; taken on every rank."""
+    def gathered(self, weights: Iterable[torch.nn.Parameter]) -> AbstractContextManager[None]:
+        """Inside, these weights are whole on every rank. A collective."""
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
         """Inside, each rank may call the policy on its own."""
@@ -298,8 +299,9 @@ class PushedWeights:
                     raise ServerError("It was started again, or another run wrote to it.")
 
             transfer = Broadcast(urls, self._in_clients, str(loading), commit, device, seconds, self._interrupts)
+            tensors = stored_tensors(self._model.policy.model, self._model.gathered)
             with self._resuming(urls if self._model.ranks.is_rank0 else ()):
-                failed = transfer.send(self._model.stored_tensors(), self._model.ranks.is_rank0)
+                failed = transfer.send(tensors, self._model.ranks.is_rank0)
             problem = self._model.ranks.from_rank0(lambda: failed)  # noqa: B023
             if problem is None and self._model.ranks.is_rank0:
                 self._sent |= dict.fromkeys(urls, version)
