@@ -15,8 +15,11 @@ LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class LaunchSettings(Settings):
-    """Section ``rollout.server.launch``: vLLM servers that ``vlm-pg serve`` starts on this machine."""
+    """Section ``rollout.server.launch``: servers that ``vlm-pg serve`` starts on this machine."""
 
+    engine: Literal["vllm", "vlm_pg"] = Field(
+        "vllm", description="vllm: vLLM. vlm_pg: the engine of rollout.engine=in_process, in processes of its own."
+    )
     executable: str = Field(
         "vllm", description="Command or path; vLLM pins its own torch, so it may be in another environment."
     )
@@ -351,13 +354,25 @@ def _launch_faults(rollout: RolloutSettings) -> list[str]:
             f"rollout.server.launch is set and rollout.engine is {rollout.engine}, which samples without servers. Set "
             "rollout.engine=server or rollout.server.launch=null."
         )
+    if launch.engine == "vlm_pg":
+        of_vllm = {
+            "launch.tensor_parallel_size": launch.tensor_parallel_size > 1,
+            "launch.arguments": launch.arguments,
+            "sleep": rollout.server.sleep,
+            "transfer=broadcast": rollout.server.transfer == "broadcast",
+        }
+        if unread := [f"rollout.server.{name}" for name, is_set in of_vllm.items() if is_set]:
+            problems.append(
+                f"rollout.server.launch.engine is vlm_pg, and {', '.join(unread)} is for vLLM. Leave that out, or set "
+                "rollout.server.launch.engine=vllm."
+            )
     if url is None:
         return problems
     parts = urlsplit(url)
     last_port = (parts.port or 0) + launch.num_servers - 1
     if parts.scheme != "http" or parts.port is None or last_port > 65535 or parts.path.rstrip("/") != "/v1":
         problems.append(
-            f"rollout.server.url is {url}, and rollout.server.launch starts {launch.num_servers} vLLM servers there: "
+            f"rollout.server.url is {url}, and rollout.server.launch starts {launch.num_servers} servers there: "
             "it must be http://HOST:PORT/v1, with free ports up to 65535 from PORT on. For example "
             "http://127.0.0.1:8000/v1."
         )

@@ -35,21 +35,21 @@ def _check_unicode(text: str) -> str:
 Text = Annotated[str, AfterValidator(_check_unicode)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0)]
-P = TypeVar("P", bound="_Part")
+P = TypeVar("P", bound="Part")
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class Message(_Part):
+class Message(Part):
     """``content`` is required, if only as an empty string: ``null`` means no text, not an empty one."""
 
     content: Text
     role: Literal["assistant"] | None = None
 
 
-class TokenLogprob(_Part):
+class TokenLogprob(Part):
     """Log-probability of one sampled token (0 up to rounding is the largest), and its text; None: unknown.
 
     The loss's ratio takes them where all tokens of a response have one.
@@ -66,11 +66,11 @@ class TokenLogprob(_Part):
         return None if value != value or value <= UNKNOWN_LOGPROB else value
 
 
-class Logprobs(_Part):
+class Logprobs(Part):
     content: list[TokenLogprob] | None = None
 
 
-class Choice(_Part):
+class Choice(Part):
     """One response. ``text`` and ``delta`` belong to other kinds of completions, whose ``message`` means nothing.
 
     Some servers fill an unused ``text`` with an empty string.
@@ -85,7 +85,7 @@ class Choice(_Part):
     delta: None = None
 
 
-class WeightVersions(_Part):
+class WeightVersions(Part):
     """Weights of this version sampled the tokens ``start`` to ``end``, which is exclusive."""
 
     version: str
@@ -93,7 +93,7 @@ class WeightVersions(_Part):
     end: Count
 
 
-class TokensChoice(_Part):
+class TokensChoice(Part):
     """One response of vLLM's ``/inference/v1/generate``, which has no text."""
 
     token_ids: list[TokenId]
@@ -103,12 +103,12 @@ class TokensChoice(_Part):
     index: Count | None = None
 
 
-class Usage(_Part):
+class Usage(Part):
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
 
 
-class Completion(_Part):
+class Completion(Part):
     """A whole completion; choices are parsed one by one, since a valid one may stand beside an invalid one."""
 
     choices: Annotated[list[Any], Field(min_length=1)]
@@ -121,7 +121,7 @@ class Completion(_Part):
         return {} if value is None else value
 
 
-class ModelEntry(_Part):
+class ModelEntry(Part):
     """One model of ``/models``."""
 
     id: Text

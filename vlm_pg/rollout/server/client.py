@@ -78,7 +78,7 @@ class ServerClient(Client):
             # A server may repeat the key in its responses.
             raise ServerError(f"Server {self.url}: {self.without_key(str(error))}") from error.__cause__
 
-    async def post(self, url: str, make_body: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    async def post(self, url: str, make_body: Callable[[], Awaitable[dict[str, Any] | bytes]]) -> dict[str, Any]:
         """The JSON object that a request yields.
 
         Args:
@@ -91,7 +91,7 @@ class ServerClient(Client):
         async with self._slots:
             body = await make_body()
             # In a thread: encoding many pictures would block all other requests, and a stop.
-            data = await asyncio.to_thread(lambda: json.dumps(body, allow_nan=False).encode())
+            data = body if isinstance(body, bytes) else await asyncio.to_thread(_as_json, body)
             response = await self.response(url, data)
         path = url.removeprefix(self.url)
         if self._has_failed(response):
@@ -245,6 +245,10 @@ class ServerClient(Client):
         if not isinstance(outcome, httpx2.Response):
             return self._named(outcome)
         return f"status {outcome.status_code}" if outcome.status_code in UNAVAILABLE else None
+
+
+def _as_json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, allow_nan=False).encode()
 
 
 async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -132,7 +132,7 @@ class Contract:
         for kind in KINDS if has_media else ("text",):
             yield self._prompt(kind)
         ours, theirs = self._policy.settings.positions, POSITION_RULES.get(self._server.kind)
-        if theirs == ours or not has_media:
+        if theirs == ours or not has_media or self._server.kind == "vlm_pg":
             yield Finding("positions", "ok", f"rule {ours} on both sides")
         else:
             remedy = f"Only videos have other positions. Set model.positions={theirs or '... as the server does'}."
@@ -146,7 +146,7 @@ class Contract:
     def _prompt(self, kind: str) -> Finding:
         """A prompt, which the server must read with the trainer's ids; it must return the sampled ids."""
         name = f"prompt: {kind}"
-        if kind == "video" and self._server.kind != "vllm":
+        if kind == "video" and self._server.kind not in ("vlm_pg", "vllm"):
             return Finding(name, "note", "not tried", "Train on videos with vLLM: others sample their frames again.")
         try:
             count, exact, self._found[kind] = self._probe.ask("contract", KINDS[kind])

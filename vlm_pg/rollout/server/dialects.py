@@ -18,7 +18,8 @@ from vlm_pg.rollout.server.answers import ModelEntry, parse_part
 from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.settings import RolloutSettings
 
-Kind = Literal["vllm", "sglang", "transformers", "openai"]
+# vlm_pg: this package (``engine_server``), which is sent prompts as tensors.
+Kind = Literal["vlm_pg", "vllm", "sglang", "transformers", "openai"]
 
 # Largest rate of the video files sent to vLLM: by default it samples so many frames per second, all of a slower file.
 # Versions that ignore a file's rate assume this one.
@@ -28,7 +29,7 @@ VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Rule of rotary positions of each kind; other kinds' is unknown.
 POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
 # Kinds that report log-probabilities.
-REPORTING: tuple[Kind, ...] = ("vllm", "sglang")
+REPORTING: tuple[Kind, ...] = ("vlm_pg", "vllm", "sglang")
 # Neutral values of what else changes samples in transformers, without a setting here.
 NEUTRAL_IN_TRANSFORMERS: dict[str, Any] = {
     "typical_p": 1.0,
@@ -123,7 +124,8 @@ async def recognize(client: ServerClient) -> ServerInfo:
             "server that serves one."
         )
     owner = entries[0].owned_by
-    kind: Kind = "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
+    known: dict[str | None, Kind] = {"vlm_pg": "vlm_pg", "vllm": "vllm", "sglang": "sglang"}
+    kind = known.get(owner, "openai")
     version = None
     if kind == "vllm" and "/version" in paths:
         version = str((await client.control("/version")).get("version"))
@@ -145,6 +147,11 @@ async def cache_counts(client: ServerClient) -> Counter[str]:
 
 def check_settings(kind: Kind, settings: RolloutSettings) -> None:
     """Raise ServerError for what this kind of server cannot do."""
+    if kind == "vlm_pg":
+        raise ServerError(
+            "This is a server of vlm_pg, which samples for the updates of a training run alone. Evaluate with "
+            "rollout.engine=in_process."
+        )
     if kind == "transformers" and settings.stop_strings:
         raise ServerError(
             "rollout.stop_strings is set, but transformers serve cannot apply stop strings to vision-language models "

@@ -75,7 +75,8 @@ class DivergenceCheck:
         self._url, self._kind, self._settings, self._log_once = url, kind, settings, log_once
         self._sum = Divergence()
         # Whether reported log-probabilities are those of logits divided by the temperature; None before the first ones.
-        self._is_scaled: bool | None = True if settings.temperature == 1.0 else None
+        self._is_known = settings.temperature == 1.0 or kind == "vlm_pg"
+        self._is_scaled: bool | None = True if self._is_known else None
         self._has_compared = False
         self._beyond = 0
 
@@ -83,7 +84,7 @@ class DivergenceCheck:
     def reports_policy(self) -> bool:
         """Whether reported log-probabilities are those of the policy at the temperature, as far as known: before any
         filter. Behind a filter they might be either, so then they are not taken for it."""
-        return not _filters(self._settings) and self._is_scaled is not False
+        return self._kind == "vlm_pg" or (not _filters(self._settings) and self._is_scaled is not False)
 
     def take(self) -> Divergence:
         """Divergence since the last call of ``take``."""
@@ -111,7 +112,7 @@ class DivergenceCheck:
         # At a temperature other than 1 a comparison takes a scoring pass: only now and then, and to confirm an excess.
         every = self._settings.mismatch_every
         on_schedule = every > 0 and isinstance(step, int) and step % every == 0
-        is_due = temperature == 1.0 or not self._has_compared or self._beyond > 0 or on_schedule
+        is_due = self._is_known or not self._has_compared or self._beyond > 0 or on_schedule
         if server_logprobs and is_due:
             self._compare(server_logprobs, trainer_logprobs, unscaled, temperature)
         if server_logprobs and not self.reports_policy:
@@ -140,7 +141,7 @@ class DivergenceCheck:
                 )
             return
         self._has_compared = True
-        if temperature != 1.0:
+        if not self._is_known:
             raw = divergence(server_logprobs, unscaled())
             if self._is_scaled is None:
                 self._is_scaled = found.kl <= raw.kl

@@ -22,8 +22,9 @@ from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.ahead import Jobs
 from vlm_pg.rollout.server.dialects import REPORTING
 from vlm_pg.rollout.server.divergence import DivergenceCheck
-from vlm_pg.rollout.server.generator import ServerGenerator, bad_samples, query_server
+from vlm_pg.rollout.server.generator import bad_samples, query_server
 from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.server.remote import make_generator
 from vlm_pg.rollout.server.weights import PushedWeights, TrainedModel
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
@@ -96,8 +97,8 @@ class ServerEngine(Sampler):
                 "or set rollout.staleness=0."
             )
         home = run_folder / "served"
-        self._generator = ServerGenerator(
-            self.policy, settings, seed, should_stop, messages, home, log, server=server, needs_logprobs=keeps or ahead
+        self._generator = make_generator(
+            self.policy, settings, seed, should_stop, messages, home, log, server, needs_logprobs=keeps or ahead
         )
         self.server, self.stop_token_ids = server, self._generator.stop_token_ids
         urls = ", ".join(settings.server.urls)

@@ -1,4 +1,4 @@
-"""Command lines of the vLLM servers of ``rollout.server.launch``, with the flags that exact sampling needs."""
+"""Command lines of the servers of ``rollout.server.launch``; of vLLM with the flags that exact sampling needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import NamedTuple
@@ -24,6 +25,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 # Area of the picture with which pushed weights are probed, of any model's processor.
 PROBE_PIXELS = 256 * 256
+SERVER_MODULE = "vlm_pg.rollout.server.engine_server"
 
 
 class ServerCommand(NamedTuple):
@@ -60,24 +62,35 @@ def server_commands(
     """
     launch = rollout.server.launch
     assert launch is not None
-    flags = _flags(model, media, prompt, rollout, seed)
     environment = dict(launch.environment)
-    if rollout.server.weights == "push" and (model.lora is None or rollout.server.sleep):
-        environment["VLLM_SERVER_DEV_MODE"] = "1"
-    if rollout.server.weights == "push" and model.lora is not None:
-        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
-    if rollout.server.weights == "push" and rollout.server.transfer == "broadcast":
-        paths = (vllm_plugin.__path__[0], environment.get("PYTHONPATH", os.environ.get("PYTHONPATH")))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if launch.engine == "vlm_pg":
+        start, end = [sys.executable, "-m", SERVER_MODULE], ["--model-settings", model.model_dump_json()]
+    else:
+        start = [launch.executable, "serve", model.path]
+        end = [*_flags(model, media, prompt, rollout, seed), *launch.arguments]
+        environment |= _vllm_environment(model, rollout, environment.get("PYTHONPATH"))
     commands = []
     for number, url in enumerate(rollout.server.launched_urls):
         port = urlsplit(url).port
         assert port is not None
         own = {VISIBLE: ",".join(gpus[number])} if gpus else {}
         where = ("--host", launch.host, "--port", str(port))
-        command = (launch.executable, "serve", model.path, *where, *flags, *launch.arguments)
-        commands.append(ServerCommand(url, (launch.host, port), command, environment | own))
+        commands.append(ServerCommand(url, (launch.host, port), (*start, *where, *end), environment | own))
     return commands
+
+
+def _vllm_environment(model: ModelSettings, rollout: RolloutSettings, python_path: str | None) -> dict[str, str]:
+    if rollout.server.weights == "keep":
+        return {}
+    found = {}
+    if model.lora is None or rollout.server.sleep:
+        found["VLLM_SERVER_DEV_MODE"] = "1"
+    if model.lora is not None:
+        found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if rollout.server.transfer == "broadcast":
+        paths = (vllm_plugin.__path__[0], python_path or os.environ.get("PYTHONPATH"))
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    return found
 
 
 def _flags(

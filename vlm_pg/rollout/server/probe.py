@@ -17,8 +17,8 @@ from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.rollout.server.client import RUN_GOES_ON
 from vlm_pg.rollout.server.dialects import VLLM_FRAMES_PER_SECOND, ServerInfo
 from vlm_pg.rollout.server.divergence import Divergence, divergence
-from vlm_pg.rollout.server.generator import ServerGenerator
 from vlm_pg.rollout.server.messages import ChatMessages
+from vlm_pg.rollout.server.remote import make_generator
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import DecodedMedia, MediaKind, MediaRef, Prompt, ResponseGroup, Sample
 
@@ -65,7 +65,7 @@ class Probe:
         of_url = settings.server.of_url(url)
         plain = RolloutSettings(num_generations=count, max_new_tokens=max_new_tokens, server=of_url)
         self._policy, messages = policy, ChatMessages(policy, {})
-        self.generator = ServerGenerator(policy, plain, seed, should_stop, messages, home, log, advice, server)
+        self.generator = make_generator(policy, plain, seed, should_stop, messages, home, log, server, advice)
         self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)
 
     def ask(self, step: str, kind: MediaKind | None = "image") -> Probed:

@@ -39,7 +39,7 @@ ENDPOINTS: dict[Kind, frozenset[str]] = {
         ("/collective_rpc", "/update_weight_version", "/weight_info")
         + ("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache")
     ),
-    "sglang": frozenset(("/update_weights_from_disk", "/model_info", "/flush_cache")),
+    **dict.fromkeys(("vlm_pg", "sglang"), frozenset(("/update_weights_from_disk", "/model_info", "/flush_cache"))),
 }
 # And a broadcast to vLLM.
 BROADCAST_ENDPOINTS = frozenset(
@@ -129,7 +129,8 @@ class PushedWeights:
         self._model, self._server, self._folder, self._log = model, server, folder.absolute(), log
         self._settings, self._should_stop = settings.server, should_stop
         self._interrupts = settings.interrupts
-        self._is_adapter = model.policy.settings.lora is not None
+        # A server of this package loads the folder of an adapter like one of whole weights.
+        self._is_adapter = model.policy.settings.lora is not None and server.kind != "vlm_pg"
         _check_endpoints(server, settings, self._is_adapter)
         if server.version is not None and not server.version.startswith(TESTED_VLLM):
             log(
@@ -388,7 +389,7 @@ class PushedWeights:
         for _ in range(LOADING_ATTEMPTS):
             loading = Version.new(self._run, None)
             version = Version.new(self._run, updates)
-            if self._server.kind == "sglang":
+            if self._server.kind in ("vlm_pg", "sglang"):
                 body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
                 answer = await client.control("/update_weights_from_disk", body)
                 if answer.get("success") is not True:
@@ -450,7 +451,7 @@ class PushedWeights:
             names = [str(entry.get("id")) for entry in listed or () if isinstance(entry, dict)]
             found = [version for name in names if (version := Version.parse(name)) and version.run == self._run]
             return max(found, default=None)
-        path = "/model_info" if self._server.kind == "sglang" else "/weight_info"
+        path = "/weight_info" if self._server.kind == "vllm" else "/model_info"
         return Version.parse(str((await client.control(path)).get("weight_version")))
 
     def _versions(self) -> list[Version | None]:

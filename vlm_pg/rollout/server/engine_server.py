@@ -1,0 +1,199 @@
+"""``RolloutEngine`` as a server: samples for the ranks of a run, whose weights it loads.
+
+``vlm-pg serve`` starts it, with ``rollout.server.launch.engine=vlm_pg``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from vlm_pg.distributed import local_device
+from vlm_pg.errors import VlmPgError
+from vlm_pg.models.loading import load_policy
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.server.remote import ROLLOUTS_PATH, RolloutRequest
+from vlm_pg.rollout.server.weights import ENDPOINTS
+from vlm_pg.types import Rollout
+
+# The ranks of a run send their questions of a step at nearly the same time; together they fill the GPU better.
+GATHER_SECONDS = 0.05
+# Of different settings: those of training, of T-GRPO's control groups, and of the probe.
+MAX_ENGINES = 3
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request, and whether its client has gone."""
+
+    request: RolloutRequest
+    is_gone: Callable[[], bool]
+    rollouts: Future[list[tuple[Rollout, ...]]] = field(default_factory=Future)
+
+    @property
+    def key(self) -> tuple[str, int, int | str]:
+        """Equal for requests that are sampled together."""
+        return self.request.settings.model_dump_json(), self.request.seed, self.request.step
+
+
+class EngineServer:
+    """One policy; requests of one step are sampled together, others one after another.
+
+    ``version``: of the weights, as their sender calls them; "" for those of the checkpoint, and while others load.
+    """
+
+    def __init__(self, settings: ModelSettings):
+        self.settings, self.version = settings, ""
+        self.policy = load_policy(settings.path, device=local_device(), settings=settings)
+        self._engines: dict[tuple[str, int], RolloutEngine] = {}
+        self._waiting, self._sampled = list[_Waiting](), list[_Waiting]()
+        self._arrived, self._in_use = threading.Condition(), threading.Lock()
+        threading.Thread(target=self._sample_forever, daemon=True).start()
+
+    def sample(self, request: RolloutRequest, is_gone: Callable[[], bool]) -> list[tuple[Rollout, ...]]:
+        """As ``RolloutEngine.generate``; given up once all requests that are sampled together have gone."""
+        waiting = _Waiting(request, is_gone)
+        with self._arrived:
+            self._waiting.append(waiting)
+            self._arrived.notify()
+        return waiting.rollouts.result()
+
+    def load(self, path: str, version: str) -> None:
+        """Load weights (or an adapter) of the same model into the policy, in place: recorded CUDA graphs stay valid.
+
+        Raises:
+            ModelError: there are none; the server keeps its weights.
+            RuntimeError: they are of another model. Nothing can be sampled until others are loaded.
+        """
+        loaded = load_policy(path, device="cpu", settings=self.settings).model.state_dict()
+        with self._in_use:
+            self.version = ""
+            self.policy.model.load_state_dict(loaded)
+            self.policy.weights_changed()
+            self.policy.vision.forget()
+            self.version = version
+
+    def _sample_forever(self) -> None:
+        while True:
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._waiting)
+            time.sleep(GATHER_SECONDS)
+            with self._arrived:
+                key = self._waiting[0].key
+                self._sampled = [one for one in self._waiting if one.key == key]
+                self._waiting = [one for one in self._waiting if one.key != key]
+            try:
+                prompts = [prompt for one in self._sampled for prompt in one.request.prompts]
+                with self._in_use:
+                    rollouts = iter(self._engine(self._sampled[0]).generate(prompts, key[2]))
+                for one in self._sampled:
+                    one.rollouts.set_result([next(rollouts) for _ in one.request.prompts])
+            except Exception as error:
+                for one in self._sampled:
+                    one.rollouts.set_exception(error)
+
+    def _engine(self, one: _Waiting) -> RolloutEngine:
+        """One for each kind of request, so that buffers and CUDA graphs are used again."""
+        settings, seed, _ = one.key
+        engine = self._engines.pop((settings, seed), None)
+        if engine is None:
+            should_stop = lambda: all(waiting.is_gone() for waiting in self._sampled)  # noqa: E731
+            engine = RolloutEngine(self.policy, one.request.settings, seed, should_stop)
+        self._engines[settings, seed] = engine  # the newest last
+        while len(self._engines) > MAX_ENGINES:
+            del self._engines[next(iter(self._engines))]
+        return engine
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HttpServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        engine = self.server.engine
+        answers: dict[str, Any] = {
+            "/health": {},
+            "/openapi.json": {"paths": {path: {} for path in (ROLLOUTS_PATH, *ENDPOINTS["vlm_pg"])}},
+            "/v1/models": {"data": [{"id": engine.settings.path, "owned_by": "vlm_pg"}]},
+            "/model_info": {"weight_version": engine.version},
+        }
+        self._reply(200, answers[self.path]) if self.path in answers else self._reply(404, {"error": self.path})
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        try:
+            self._reply(200, self._answer(body))
+        except (VlmPgError, ValueError) as error:
+            self._reply(400, {"error": str(error)})
+        except InterruptedError:
+            self.close_connection = True  # nobody reads a reply
+        except Exception as error:
+            traceback.print_exc()
+            self._reply(500, {"error": f"{type(error).__name__}: {error}"})
+
+    def _answer(self, body: bytes) -> dict[str, Any]:
+        engine = self.server.engine
+        if self.path == ROLLOUTS_PATH:
+            groups = engine.sample(RolloutRequest.unpack(body), self._is_gone)
+            return {"groups": [[_as_json(rollout) for rollout in group] for group in groups]}
+        if self.path == "/update_weights_from_disk":
+            wanted = json.loads(body)
+            engine.load(wanted["model_path"], wanted["weight_version"])
+        return {"success": True}
+
+    def _is_gone(self) -> bool:
+        """Whether the client has closed the connection."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+
+    def _reply(self, status: int, value: dict[str, Any]) -> None:
+        data = json.dumps(value).encode()
+        with suppress(ConnectionError):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing: a line for each request would hide the others."""
+
+
+class HttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], engine: EngineServer):
+        self.engine = engine
+        super().__init__(address, _Handler)
+
+
+def _as_json(rollout: Rollout) -> dict[str, Any]:
+    return {
+        "token_ids": rollout.token_ids.tolist(),
+        "logprobs": rollout.rollout_logprobs.tolist(),
+        "finish_reason": rollout.finish_reason,
+        "text": rollout.text,
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", required=True, type=int)
+    parser.add_argument("--model-settings", required=True, help="section model of the run's configuration, as JSON")
+    arguments = parser.parse_args()
+    engine = EngineServer(ModelSettings.model_validate_json(arguments.model_settings))
+    print(f"serving {engine.settings.path} at {arguments.host}:{arguments.port}", flush=True)
+    HttpServer((arguments.host, arguments.port), engine).serve_forever()
