@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -30,11 +32,12 @@ from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.server.contract import LoadedModel, check_server
 from vlm_pg.rollout.server.engine import ServerEngine
 from vlm_pg.rollout.server.engine_server import EngineServer, HttpServer
+from vlm_pg.rollout.server.launch import SERVER_MODULE
 from vlm_pg.rollout.server.remote import RolloutRequest
 from vlm_pg.rollout.settings import RolloutSettings, ServerSettings
 from vlm_pg.types import Rollout
 
-RUN_STEPS = 4
+RUN_STEPS, KEY = 4, "key-of-this-test"
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 ROUNDING = 1e-5
 PARTS = ("tower", "merger", "language")
@@ -235,10 +238,12 @@ def run_beside_servers(folder: Path, config: dict[str, Any], num_ranks: int = 1)
     return lines
 
 
-def run_config(model: Path, folder: Path, **rollout: Any) -> dict[str, Any]:
+def run_config(model: Path, folder: Path, url: str = "", **rollout: Any) -> dict[str, Any]:
     folder.mkdir()
-    config = sections(model, folder, f"http://127.0.0.1:{free_port(2)}/v1", training={"steps": RUN_STEPS})
+    url = url or f"http://127.0.0.1:{free_port(2)}/v1"
+    config = sections(model, folder, url, training={"steps": RUN_STEPS})
     config["rollout"] |= {"keep_forward_gb": 0} | rollout
+    config["rollout"]["server"]["wait_seconds"] = 1.0
     config["media"]["fps"] = 7
     return config
 
@@ -261,6 +266,63 @@ def test_a_run_is_that_of_the_engine_in_its_process(tmp_path: Path) -> None:
     for name, weight in runs[1][1].items():
         moved = float((weight - start[name]).abs().max())
         torch.testing.assert_close(runs[0][1][name], weight, atol=max(1e-6, 0.02 * moved), rtol=0)
+
+
+class Process:
+    """A server in a process of its own, at an address that stays."""
+
+    def __init__(self, model: Path):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self._settings = ModelSettings(path=str(model)).model_dump_json()
+        self.begin()
+
+    def begin(self) -> None:
+        where = ("--host", "127.0.0.1", "--port", str(self.port), "--model-settings", self._settings)
+        self.process = ModuleProcess(SERVER_MODULE, *where)
+
+
+def test_a_run_outlives_its_server(tmp_path: Path) -> None:
+    """Killed in the second step; the run ends with its steps saved, and goes on once the server is back."""
+    server = Process(model := save_tiny_model(tmp_path / "model"))
+    config = run_config(model, folder := tmp_path / "run", url=server.url)
+    path = write_config(folder / "run.yaml", config)
+    first = ModuleProcess("vlm_pg.cli", "train", str(path), environment={"OPENAI_API_KEY": KEY})
+    while "step 1/" not in first.printed:
+        assert first.returncode is None, first.printed
+        time.sleep(0.01)
+    server.process.kill()
+    server.process.finish()
+    first.finish()
+    assert first.returncode not in (0, 130) and "Traceback" not in first.printed
+    assert f"Server {server.url}: It has not answered for 1 s" in first.printed and "run.resume=auto" in first.printed
+    saved = [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")]
+    assert [path.name for path in (folder / "run" / "checkpoints").iterdir()] == [f"step-{saved[-1]:06d}"]
+    server.begin()
+    again = ModuleProcess(
+        "vlm_pg.cli", "train", str(path), "run.resume=auto", "rollout.server.wait_seconds=120", "observe.report=true"
+    )
+    again.finish()
+    server.process.kill()
+    server.process.finish()
+    assert again.returncode == 0 and f"resuming after step {saved[-1]}" in again.printed, again.printed
+    assert [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")] == [*range(1, RUN_STEPS + 1)]
+    for name in ("config.yaml", "report.html", "summary.json"):
+        assert KEY not in (folder / "run" / name).read_text()
+
+
+@pytest.mark.matrix
+def test_a_run_that_waits_for_its_server_can_be_stopped(tmp_path: Path) -> None:
+    config = run_config(save_tiny_model(tmp_path / "model"), folder := tmp_path / "run")
+    path = str(write_config(folder / "run.yaml", config))
+    run = ModuleProcess("vlm_pg.cli", "train", path, "rollout.server.wait_seconds=1000")
+    while "does not answer" not in run.printed:
+        assert run.returncode is None, run.printed
+        time.sleep(0.05)
+    run.signal(signal.SIGINT)
+    run.finish()
+    assert run.returncode == 130 and "stopped on request before the first step" in run.printed
+    assert "Traceback" not in run.printed
 
 
 @pytest.mark.matrix

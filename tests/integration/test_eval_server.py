@@ -198,9 +198,11 @@ def test_a_question_without_a_usable_answer_is_a_fault_and_not_a_zero(folder: Pa
 
 @pytest.mark.matrix
 def test_a_video_that_the_server_would_read_at_other_times_is_a_fault(
-    folder: Path, server: TinyServer, capsys: pytest.CaptureFixture[str]
+    folder: Path, server: TinyServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert evaluate(folder, "rate", *by(server), "eval.sets=[plain]", "media.fps=4.0") == 2
+    """The videos have 2 frames per second."""
+    monkeypatch.setattr("vlm_pg.rollout.server.messages.VLLM_FRAMES_PER_SECOND", 1)
+    assert evaluate(folder, "rate", *by(server), "eval.sets=[plain]") == 2
     assert "No question of plain could be scored" in capsys.readouterr().err
     rows = answers(folder / "rate" / f"{NAME}-server", "plain")
     assert {row["fault"][0] for row in rows} == {"video_for_server"} and not server.bodies
@@ -253,32 +255,27 @@ def test_the_server_is_busy_while_the_next_prompts_are_made(
 
 
 @pytest.mark.parametrize(
-    ("sets", "message"),
+    ("owner", "message"),
     [
-        (
-            "protocol",
-            "rollout.presence_penalty (in an evaluation that of the protocol) is 1.5, and transformers has no",
-        ),
-        ("plain", f"{QUESTIONS} of {QUESTIONS} samples have a video"),
+        ("sglang", f"{QUESTIONS} of {QUESTIONS} samples have a video"),
+        ("vlm_pg", "samples for the updates of a training run alone"),
+        ("transformers", "This is transformers serve, which resizes media"),
     ],
 )
 def test_what_a_server_cannot_be_asked_is_refused_before_anything_is(
-    folder: Path, server: TinyServer, sets: str, message: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, server: TinyServer, owner: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
-    assert evaluate(folder, f"refused-{sets}", *by(server), f"eval.sets=[{sets}]") == 2
+    server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
+    if owner == "transformers":
+        server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
+    assert evaluate(folder, f"refused-{owner}", *by(server), "eval.sets=[plain]") == 2
     assert message in capsys.readouterr().err
-    assert not server.bodies and not list(folder.glob(f"refused-{sets}/*/answers_*"))
+    assert not server.bodies and not list(folder.glob(f"refused-{owner}/*/answers_*"))
 
 
-def test_an_adapter_for_transformers_serve_and_an_absent_server_are_refused(
-    folder: Path, server: TinyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(MODEL)}))
-    server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
-    code = main(["eval", str(tmp_path), "--config", str(folder / "run.yaml"), *by(server)])
-    assert code == 2 and "is an adapter, which transformers serve cannot load" in capsys.readouterr().err
-    assert evaluate(folder, "away", *by(server), "rollout.server.url=http://127.0.0.1:9/v1") == 2
+def test_an_absent_server_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    away = ("rollout.engine=server", "rollout.server.url=http://127.0.0.1:9/v1", "rollout.server.wait_seconds=0")
+    assert evaluate(folder, "away", *away) == 2
     printed = capsys.readouterr().err
     assert "has not answered for 0 s" in printed and "The same command goes on" in printed
     assert not (folder / "away").exists() or not list((folder / "away").glob("*/answers_*"))

@@ -91,7 +91,7 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         if config.rollout.engine == "server":
             policy: Policy | WeightlessPolicy = _without_weights(config, path)
             # With a tokenizer of its own: requests are sent in another thread than prompts are made in.
-            server = ServerEvaluation(config, path, _without_weights(config, path), folder / "served", console.warn)
+            server = ServerEvaluation(config, path, _without_weights(config, path), console.warn)
             for line in server.introduction():
                 console.info(line)
         else:

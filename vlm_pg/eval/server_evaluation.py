@@ -11,7 +11,6 @@ from vlm_pg.config import RunConfig
 from vlm_pg.errors import ConfigError, ServerError
 from vlm_pg.eval.eval_set import EvalSet
 from vlm_pg.models.loading import WeightlessPolicy
-from vlm_pg.models.lora import adapter_base
 from vlm_pg.rollout.contracts import Sampler
 
 if TYPE_CHECKING:
@@ -25,20 +24,16 @@ class ServerEvaluation:
 
     Args:
         config: with ``rollout.server`` and the sets.
-        checkpoint: provides the processor; ``transformers serve`` loads it.
+        checkpoint: provides the processor.
         model: of the checkpoint, without its weights; used only in the thread that sends requests.
-        home: folder, visible to the server, for the checkpoint of ``transformers serve``.
         warn: prints one line; no line is repeated.
 
     Raises:
-        ConfigError: no URL, a key that cannot be sent, packages that are not installed, or an adapter's checkpoint for
-            a server that cannot load one.
+        ConfigError: no URL, a key that cannot be sent, or packages that are not installed.
         ServerError: no answer, no OpenAI-compatible server, or one that does not serve ``rollout.server.model``.
     """
 
-    def __init__(
-        self, config: RunConfig, checkpoint: Path, model: WeightlessPolicy, home: Path, warn: Callable[[str], None]
-    ):
+    def __init__(self, config: RunConfig, checkpoint: Path, model: WeightlessPolicy, warn: Callable[[str], None]):
         try:
             from vlm_pg.rollout.server.generator import query_server
         except ModuleNotFoundError as error:
@@ -46,28 +41,20 @@ class ServerEvaluation:
                 f"rollout.engine is server, which needs the package {error.name}. Install it with: "
                 "pip install 'vlm-pg[server]'."
             ) from error
-        self._config, self._checkpoint, self._model, self._home = config, checkpoint, model, home
+        self._config, self._checkpoint, self._model = config, checkpoint, model
         self._warn, self._warned = warn, set[str]()
         self._stopped = Event()
         # Makes running requests raise InterruptedError.
         self.stop = self._stopped.set
         self.server = query_server(config.rollout, self._stopped.is_set, self._warn_once, ADVICE)
-        if self.server.loads_by_name and adapter_base(checkpoint):
-            raise ConfigError(
-                f"{checkpoint} is an adapter, which transformers serve cannot load. Export it (vlm-pg export) and "
-                "evaluate that folder, or set rollout.engine=in_process."
-            )
 
     def introduction(self) -> Iterator[str]:
         """Lines on the model that answers, and on settings without effect."""
         url, kind, cache = self._config.rollout.server.url, self.server.kind, self._config.cache
-        if self.server.loads_by_name:
-            yield f"answers of the server at {url} ({kind}), which loads {self._checkpoint}"
-        else:
-            yield (
-                f"answers of {self._model_name()!r} at {url} ({kind}): which weights that server was started with is "
-                f"not known here; {self._checkpoint} is read for its processor and config alone"
-            )
+        yield (
+            f"answers of {self._model_name()!r} at {url} ({kind}): which weights that server was started with is not "
+            f"known here; {self._checkpoint} is read for its processor and config alone"
+        )
         if cache.folder is not None and cache.features is not False:
             yield "cache.features: nothing is kept or read, for the tower is the server's"
 
@@ -79,10 +66,7 @@ class ServerEvaluation:
         """
         from vlm_pg.rollout.server.engine import UnscoredSampler
 
-        sampler = UnscoredSampler(self._generator(item))
-        if self.server.loads_by_name:
-            sampler.use_checkpoint(self._checkpoint)
-        return sampler
+        return UnscoredSampler(self._generator(item))
 
     def record(self) -> dict[str, Any]:
         """What determines the answers, as far as known: kind of server, model, and sampling fields of requests by set.
@@ -95,8 +79,7 @@ class ServerEvaluation:
             name: self._generator(EvalSet(name, files[name], (), protocol=settings.protocol_of(name))).fields
             for name in settings.chosen_sets(list(files))
         }
-        model = str(self._checkpoint) if self.server.loads_by_name else self._model_name()
-        return {"kind": self.server.kind, "model": model, "asked": fields}
+        return {"kind": self.server.kind, "model": self._model_name(), "asked": fields}
 
     def _model_name(self) -> str:
         return self.server.shown(self.server.check_model(self._config.rollout.server.model))
@@ -118,7 +101,6 @@ class ServerEvaluation:
             item.seed(self._config),
             self._stopped.is_set,
             ChatMessages(self._model, {sample.sample_id: sample for sample in item.samples}, prefix),
-            self._home,
             self._warn_once,
             ADVICE,
             self.server,

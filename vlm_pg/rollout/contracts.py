@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -55,9 +54,6 @@ class Generator(Protocol):
 
     def take_num_retried(self) -> int:
         """Number of invalid answers that were requested again since the last call."""
-
-    def use_checkpoint(self, checkpoint: str | Path) -> None:
-        """Sample from this checkpoint from the next request on."""
 
 
 def control_key(step: int) -> str:

@@ -59,7 +59,7 @@ class ServerSettings(Settings):
     weights: Literal["push", "keep"] = Field(
         "push",
         description="push: before each step the server loads the run's present weights, and a probe shows that it "
-        "samples from them (vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, transformers serve). keep: the server keeps the "
+        "samples from them (vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, vlm_pg). keep: the server keeps the "
         "weights it was started with; it must report log-probabilities.",
     )
     transfer: Literal["folder", "broadcast"] = Field(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import re
 import threading
 import time
@@ -401,21 +400,6 @@ def test_hits_of_vllms_caches_are_counted_by_step(server: OddServer, monkeypatch
         counts[:] = [queries, hits]
         assert reported(engine).get(PREFIX_HITS) == (None if share is None else pytest.approx(share))
     assert MEDIA_HITS not in reported(engine)
-
-
-def test_transformers_serve_is_sent_the_folder_of_the_present_weights(server: OddServer, tmp_path: Path) -> None:
-    """And no ``n``; it rules out turns, too. A request before the weights are there would name no model."""
-    server.exact = False
-    server.schema = Reply({"paths": {"/load_model": {}, "/v1/chat/completions": {}}}, {})
-    engine = server_engine(server, home=tmp_path)
-    engine._pushed.path = TINY  # type: ignore[union-attr, misc]
-    engine.sync_weights(1)
-    engine.generate(one(), 1)
-    (*_, body) = server.bodies
-    assert "n" not in body and Path(body["model"]).parent == tmp_path / "served"
-    assert (Path(body["model"]) / "model.safetensors").samefile(TINY / "model.safetensors")
-    suppressed = json.loads(body["generation_config"])["suppress_tokens"]
-    assert {policy().tokenizer.convert_tokens_to_ids("<|im_start|>"), *policy().media_token_ids} == set(suppressed)
 
 
 @pytest.mark.parametrize("error", [ServerError("gone"), SampleError("video_for_server", "another rate")])

@@ -208,7 +208,7 @@ def _given(prompt: Prompt) -> tuple[object, ...]:
     return prompt.input_ids, prompt.mm_token_type_ids, prompt.grid_thw, prompt.media_kinds, (1.0,)
 
 
-@pytest.mark.parametrize("kind", ["transformers", "sglang"])
+@pytest.mark.parametrize("kind", ["openai", "sglang"])
 def test_other_servers_are_given_no_video(kind: Kind) -> None:
     policy = tiny_policy()
     _, messages = build(policy, (medium(policy, "video", 4),))
@@ -250,7 +250,7 @@ def test_a_text_models_messages_are_strings() -> None:
     policy = tiny_policy(family="qwen2")
     prompt, messages = build(policy, (), "Be brief.")
     words = "Which?\nA. red\nB. blue\n"
-    for kind in ("vllm", "transformers", "openai"):
+    for kind in ("vllm", "sglang", "openai"):
         system, user = messages(prompt, kind)  # type: ignore[arg-type]
         assert system == {"role": "system", "content": "Be brief."}
         assert user["role"] == "user" and user["content"].startswith(words)

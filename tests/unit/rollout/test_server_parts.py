@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, GenerationConfig
 
 from tests.support.groups import make_case, random_group, tiny_policy
 from tests.support.tiny import tiny_tokenizer
@@ -17,9 +15,8 @@ from vlm_pg.rollout.contracts import Answer
 from vlm_pg.rollout.sampling import StopStrings
 from vlm_pg.rollout.scoring import PolicyScorer, passes
 from vlm_pg.rollout.server.answers import AnswerReader, turn_token_ids
-from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, media_fields, request_fields
-from vlm_pg.rollout.server.generator import served_folder
-from vlm_pg.rollout.settings import RolloutSettings, ServerSettings
+from vlm_pg.rollout.server.dialects import ServerInfo, check_settings, request_fields
+from vlm_pg.rollout.settings import RolloutSettings
 
 TINY = Path(__file__).parents[3] / "assets/tiny-qwen2_5-vl"
 TOKENIZER = tiny_tokenizer()
@@ -44,28 +41,8 @@ def test_neutral_settings_are_sent_where_servers_have_defaults_of_their_own() ->
     fields = request_fields("vllm", RolloutSettings(), (7, 9), (3,))
     assert fields["top_k"] == -1 and fields["min_p"] == 0.0 and fields["repetition_penalty"] == 1.0
     assert fields["stop_token_ids"] == [7, 9] and fields["logit_bias"] == {"3": -100} and fields["return_token_ids"]
-    config = json.loads(request_fields("transformers", RolloutSettings(), (7, 9), (3,))["generation_config"])
-    assert config["do_sample"] and config["top_k"] == 0 and config["repetition_penalty"] == 1.0
-    assert config["eos_token_id"] == [7, 9] and config["suppress_tokens"] == [3]
     greedy = RolloutSettings(temperature=0.0)
     assert request_fields("sglang", greedy, (7,), ())["temperature"] == 0.0
-    config = json.loads(request_fields("transformers", greedy, (7,), ())["generation_config"])
-    assert config["do_sample"] is False and "temperature" not in config
-
-
-def test_a_models_own_generation_config_fills_no_gap() -> None:
-    """As ``generate`` merges the two."""
-    config = json.loads(request_fields("transformers", RolloutSettings(), (7, 9), (3,))["generation_config"])
-    theirs = {
-        "do_sample": True, "temperature": 0.1, "top_p": 0.001, "top_k": 1, "min_p": 0.5, "typical_p": 0.2,
-        "epsilon_cutoff": 0.1, "eta_cutoff": 0.1, "repetition_penalty": 1.05, "no_repeat_ngram_size": 2,
-        "min_new_tokens": 9, "min_length": 30, "num_beams": 2, "guidance_scale": 2.0,
-    }  # fmt: skip
-    merged = GenerationConfig(**config)
-    merged.update(**theirs, defaults_only=True)
-    neutral = GenerationConfig(**config).to_dict()
-    assert {name: merged.to_dict()[name] for name in theirs} == {name: neutral[name] for name in theirs}
-    assert (merged.min_p, merged.min_new_tokens, merged.typical_p, merged.num_beams) == (0.0, 0, 1.0, 1)
 
 
 def test_an_unknown_server_gets_extras_only_where_they_matter() -> None:
@@ -84,9 +61,6 @@ def test_an_unknown_server_gets_extras_only_where_they_matter() -> None:
     [
         ("openai", {"stop_strings": ("x",)}, "does not say what ended a response"),
         ("openai", {"stop_token_ids": (7,)}, "does not say what ended a response"),
-        ("transformers", {"presence_penalty": 1.5}, r"is 1\.5, and transformers has no such penalty\. Use vLLM"),
-        ("transformers", {"stop_strings": ("x",)}, "cannot apply stop strings"),
-        ("transformers", {"server": ServerSettings(model="m")}, r"Leave rollout\.server\.model out"),
     ],
 )
 def test_settings_that_a_kind_of_server_cannot_follow_are_refused(
@@ -98,12 +72,6 @@ def test_settings_that_a_kind_of_server_cannot_follow_are_refused(
     for able in ("vllm", "sglang"):
         check_settings(able, settings)
         assert request_fields(able, settings, (7,), ())["presence_penalty"] == setting.get("presence_penalty", 0.0)
-
-
-def test_transformers_serve_keeps_the_size_of_media() -> None:
-    """vLLM refuses such arguments by default."""
-    assert media_fields("transformers", True) == {"chat_template_kwargs": {"do_resize": False}}
-    assert media_fields("transformers", False) == media_fields("vllm", True) == {}
 
 
 def test_a_model_that_is_not_served_is_refused() -> None:
@@ -250,26 +218,3 @@ def test_passes_keep_to_the_budget_and_lose_nothing() -> None:
             torch.testing.assert_close(a, b.detach(), atol=1e-5, rtol=1e-4)
     with pytest.raises(InterruptedError):
         PolicyScorer(policy, 60, should_stop=lambda: True).score(groups, 1.0)
-
-
-def test_a_served_folder_hands_back_every_word(tmp_path: Path) -> None:
-    folder = served_folder(str(TINY), tmp_path / "served")
-    assert (folder / "model.safetensors").resolve() == TINY / "model.safetensors"
-    assert not (folder / "generation_config.json").exists()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    text = " <think> a</think>\n<answer>B</answer> <tool_call>x</tool_call>\n<|im_end|>"
-    for prefix in ("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n"):
-        parsed = tokenizer.parse_response(tokenizer(text)["input_ids"], tokenizer.response_template, prefix=prefix)
-        assert parsed["content"] == text
-
-
-def test_a_served_folder_is_named_by_its_content_and_replaces_the_last(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "step-000001"
-    checkpoint.mkdir()
-    for name in ("config.json", "tokenizer_config.json", "model.safetensors"):
-        (checkpoint / name).write_text("{}")
-    first = served_folder(str(checkpoint), tmp_path / "served")
-    assert served_folder(str(checkpoint), tmp_path / "served") == first
-    (checkpoint / "model.safetensors").write_text("{ }")
-    second = served_folder(str(checkpoint), tmp_path / "served")
-    assert second != first and second.is_dir() and not first.exists()

@@ -149,8 +149,9 @@ def test_what_a_server_sampled_around_a_restart_is_sampled_again(
     run = Run(tmp_path, server)
     run.update()
     run.engine.sync_weights(1)
-    folder, version = run.engine._pushed.path, Version.parse(server.version)  # type: ignore[union-attr]
+    version = Version.parse(server.version)
     assert version is not None
+    folder = tmp_path / "weights" / f"weights-{version.updates}"
     seen: list[int] = []
 
     def restart(reply: Reply) -> None:

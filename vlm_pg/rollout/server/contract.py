@@ -76,8 +76,7 @@ def check_server(
     rollout = rollout.model_copy(update={"server": rollout.server.model_copy(update={"wait_seconds": 0.0})})
     try:
         server = query_server(rollout, _never, lambda line: None, ADVICE)
-        if not server.loads_by_name:
-            server.check_model(rollout.server.model)
+        server.check_model(rollout.server.model)
     except ServerError as error:
         yield Finding("server", "failed", str(error))
         yield Finding("other checks", "note", "skipped: they need the server")
@@ -113,10 +112,8 @@ class Contract:
         self._limit = rollout.server.max_probe_divergence or rounding
         count = rollout.num_generations
         given = (policy, rollout, server, str(rollout.server.url), seed, _never, self._lines.append)
-        self._probe = Probe(*given, ADVICE, count, RESPONSE_TOKENS, folder / "served")
+        self._probe = Probe(*given, ADVICE, count, RESPONSE_TOKENS)
         self._generator = self._probe.generator
-        if server.loads_by_name:
-            self._generator.use_checkpoint(policy.settings.path)
         # Of the rollouts of each kind of prompt that the server answered.
         self._found: dict[str, Divergence] = {}
 
@@ -193,9 +190,6 @@ class Contract:
             pushed = PushedWeights(LoadedModel(self._policy), *given, self._seed, _never, folder, log)
         except ServerError as error:
             yield Finding(name, "failed", str(error))
-            return
-        if self._server.loads_by_name:
-            yield Finding(name, "ok", "requests name the folder of the run's weights")
             return
         yield Finding("endpoints", "ok", "all that loading weights takes")
         text = self._found.get("text", Divergence())

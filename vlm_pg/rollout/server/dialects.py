@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from vlm_pg.rollout.server.client import ServerClient
 from vlm_pg.rollout.settings import RolloutSettings
 
 # vlm_pg: this package (``engine_server``), which is sent prompts as tensors.
-Kind = Literal["vlm_pg", "vllm", "sglang", "transformers", "openai"]
+Kind = Literal["vlm_pg", "vllm", "sglang", "openai"]
 
 # Largest rate of the video files sent to vLLM: by default it samples so many frames per second, all of a slower file.
 # Versions that ignore a file's rate assume this one.
@@ -27,20 +26,9 @@ VLLM_FRAMES_PER_SECOND = 2
 # Head sizes of vLLM's attention on a CPU (0.32, v1/attention/backends/cpu_attn.py).
 VLLM_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 # Rule of rotary positions of each kind; other kinds' is unknown.
-POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen", "transformers": "transformers"}
+POSITION_RULES: dict[Kind, PositionRule] = {"vllm": "qwen", "sglang": "qwen"}
 # Kinds that report log-probabilities.
 REPORTING: tuple[Kind, ...] = ("vlm_pg", "vllm", "sglang")
-# Neutral values of what else changes samples in transformers, without a setting here.
-NEUTRAL_IN_TRANSFORMERS: dict[str, Any] = {
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "guidance_scale": 1.0,
-    "no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-}
 _LISTED = 8
 _CACHE_COUNT = re.compile(r"(?m)^vllm:((?:prefix|mm)_cache_(?:queries|hits))_total\{[^}]*\} ([0-9.e+]+)$")
 
@@ -67,14 +55,9 @@ class ServerInfo:
     def takes_n(self) -> bool:
         """Whether one request may sample all rollouts of a group.
 
-        SGLang draws the choices of one seeded request from equal seeds; ``transformers serve`` ignores ``n``.
+        SGLang draws the choices of one seeded request from equal seeds.
         """
         return self.kind in ("vllm", "openai")
-
-    @property
-    def loads_by_name(self) -> bool:
-        """Whether a request may name any checkpoint folder."""
-        return self.kind == "transformers"
 
     def check_model(self, name: str | None) -> str:
         """The model that requests name: ``name``, or the first one listed.
@@ -99,13 +82,16 @@ async def recognize(client: ServerClient) -> ServerInfo:
     Raises:
         ServerError: it is no OpenAI-compatible server, or lists no model.
     """
-    # transformers serve lists the models of its download cache, which says nothing about what it can load.
     response = await client.response(f"{client.root}/openapi.json")
     schema = json_of(response) if response.status_code == 200 else None
     listed_paths = schema.get("paths") if isinstance(schema, dict) else None
     paths = frozenset(listed_paths) if isinstance(listed_paths, dict) else frozenset()
     if {"/load_model", "/v1/chat/completions"} <= paths:
-        return ServerInfo("transformers")
+        raise ServerError(
+            "This is transformers serve, which resizes media, rewrites responses by a template, and reports neither "
+            "tokens nor log-probabilities. Use vLLM, SGLang, rollout.server.launch.engine=vlm_pg, or "
+            "rollout.engine=in_process."
+        )
     response = await client.response(f"{client.url}/models")
     if response.status_code != 200:
         raise ServerError(
@@ -152,21 +138,6 @@ def check_settings(kind: Kind, settings: RolloutSettings) -> None:
             "This is a server of vlm_pg, which samples for the updates of a training run alone. Evaluate with "
             "rollout.engine=in_process."
         )
-    if kind == "transformers" and settings.stop_strings:
-        raise ServerError(
-            "rollout.stop_strings is set, but transformers serve cannot apply stop strings to vision-language models "
-            "(it answers with status 500). Use rollout.stop_token_ids, another server, or rollout.engine=in_process."
-        )
-    if kind == "transformers" and settings.presence_penalty:
-        raise ServerError(
-            f"rollout.presence_penalty (in an evaluation that of the protocol) is {settings.presence_penalty:g}, and "
-            "transformers has no such penalty. Use vLLM, SGLang, or rollout.engine=in_process."
-        )
-    if kind == "transformers" and settings.server.model is not None:
-        raise ServerError(
-            f"rollout.server.model is {settings.server.model!r}, but transformers serve takes any folder, and "
-            "serves the run's own weights. Leave rollout.server.model out (docs/servers.md)."
-        )
     if kind == "openai" and (settings.stop_strings or settings.stop_token_ids):
         raise ServerError(
             "rollout.stop_strings or rollout.stop_token_ids is set, but a server of unknown kind does not say what "
@@ -184,8 +155,6 @@ def request_fields(
     ``generation_config.json``, and those of Qwen-VL checkpoints are far from neutral. ``ruled_out_ids`` get a bias
     that prevents them.
     """
-    if kind == "transformers":
-        return {"generation_config": json.dumps(_generation_config(settings, stop_token_ids, ruled_out_ids))}
     fields: dict[str, Any] = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -237,42 +206,3 @@ def tokens_in(
         "sampling_params": sampling | {"logprobs": 0},
         "return_token_ids": True,
     }
-
-
-def media_fields(kind: Kind, has_media: bool) -> dict[str, Any]:
-    """Media are sent at their final size: prevent resizing where a request can.
-
-    vLLM refuses requests with ``media_io_kwargs`` or ``mm_processor_kwargs`` unless it is started with
-    ``--trust-request-mm-kwargs``.
-    """
-    if has_media and kind == "transformers":
-        return {"chat_template_kwargs": {"do_resize": False}}
-    return {}
-
-
-def _generation_config(
-    settings: RolloutSettings, stop_token_ids: tuple[int, ...], ruled_out_ids: tuple[int, ...]
-) -> dict[str, Any]:
-    """transformers' own names.
-
-    ``generate`` fills absent or None fields from the model's ``generation_config.json``, then from its own defaults
-    (top_k is 50 there), so every field that changes sampling has its neutral value. Some have none; the served folder
-    lacks that file (``served_folder``).
-    """
-    fields: dict[str, Any] = NEUTRAL_IN_TRANSFORMERS | {
-        "do_sample": settings.temperature > 0,
-        "max_new_tokens": settings.max_new_tokens,
-        "min_new_tokens": settings.min_new_tokens,
-        "repetition_penalty": settings.repetition_penalty,
-        "eos_token_id": list(stop_token_ids),
-        "pad_token_id": stop_token_ids[0],
-        "suppress_tokens": list(ruled_out_ids),
-    }
-    if settings.temperature > 0:
-        fields |= {
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            "top_k": settings.top_k,
-            "min_p": settings.min_p,
-        }
-    return fields

@@ -96,9 +96,8 @@ class ServerEngine(Sampler):
                 "log-probabilities, without which rollouts of older weights cannot be trained on. Use vLLM or SGLang, "
                 "or set rollout.staleness=0."
             )
-        home = run_folder / "served"
         self._generator = make_generator(
-            self.policy, settings, seed, should_stop, messages, home, log, server, needs_logprobs=keeps or ahead
+            self.policy, settings, seed, should_stop, messages, log, server, needs_logprobs=keeps or ahead
         )
         self.server, self.stop_token_ids = server, self._generator.stop_token_ids
         urls = ", ".join(settings.server.urls)
@@ -150,9 +149,7 @@ class ServerEngine(Sampler):
             barrier()
         self._pushed.sync()
         self._synced_step = step
-        if self.server.loads_by_name:
-            self._generator.use_checkpoint(self._pushed.path)
-        elif self._pushed.adapter is not None:
+        if self._pushed.adapter is not None:
             self._generator.model_name = self._pushed.adapter
 
     def may_start(self, step: int) -> bool:
@@ -391,10 +388,6 @@ class UnscoredSampler(Sampler):
 
     def report(self, tally: Tally) -> None:
         """Nothing: an evaluation counts its questions itself, and a ``ServerEngine`` the requests of controls."""
-
-    def use_checkpoint(self, checkpoint: Path) -> None:
-        """Name this checkpoint in requests from now on; only for a server that loads by name."""
-        self._generator.use_checkpoint(checkpoint)
 
 
 class ControlSampler(UnscoredSampler):

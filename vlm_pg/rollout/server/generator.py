@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +27,6 @@ from vlm_pg.rollout.server.dialects import (
     ServerInfo,
     cache_counts,
     check_settings,
-    media_fields,
     recognize,
     request_fields,
     tokens_in,
@@ -53,13 +46,6 @@ UNUSABLE = "server_answer"
 MOST_IN_A_ROW = 8
 # Of a response, for each update that it may be old: loading weights is tried again.
 INTERRUPTIONS = 4
-TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
-VERBATIM = {
-    "defaults": {"role": "assistant"},
-    # The response begins where the prompt ends, whatever a chat template writes for the model to continue.
-    "start_anchor_pattern": r"\Z",
-    "fields": {"content": {"content": "text", "content_args": {"strip": False}}},
-}
 
 
 class ServerGenerator:
@@ -71,7 +57,6 @@ class ServerGenerator:
         seed: the run's; a request's depends on (seed, step, sample id, rollout index), and on the retry.
         should_stop: polled; True raises InterruptedError.
         messages: prompts as chat messages.
-        home: folder, visible to the server, for the checkpoints of ``transformers serve``.
         log: prints one line.
         advice: a sentence for errors: how to continue once the server works.
         server: the server's kind, if it has been queried before.
@@ -90,22 +75,20 @@ class ServerGenerator:
         seed: int,
         should_stop: Callable[[], bool],
         messages: ChatMessages,
-        home: Path,
         log: Callable[[str], None],
         advice: str = RUN_GOES_ON,
         server: ServerInfo | None = None,
         needs_logprobs: bool = False,
     ):
         self.settings, self.policy, self._seed = settings, model, seed
-        self.messages, self._home, self._log = messages, home, log
+        self.messages, self._log = messages, log
         self._should_stop, self._advice = should_stop, advice
         self._logged: set[str] = set()
         self.server = server or query_server(settings, should_stop, log, advice)
         kind = self.server.kind
         check_settings(kind, settings)
         messages.check_kind(kind)
-        # Empty where a checkpoint is named instead.
-        self.model_name = "" if self.server.loads_by_name else self.server.check_model(settings.server.model)
+        self.model_name = self.server.check_model(settings.server.model)
         end = model.tokenizer.eos_token_id
         others = {*stop_token_ids(model), *settings.stop_token_ids} - {end}
         self.stop_token_ids = (*([] if end is None else [end]), *sorted(others))
@@ -140,10 +123,6 @@ class ServerGenerator:
                 f"vLLM supports {', '.join(map(str, VLLM_CPU_HEAD_SIZES))}, and its engine ends at the first request "
                 "of a model with another one (docs/servers.md)"
             )
-
-    def use_checkpoint(self, checkpoint: str | Path) -> None:
-        """Name this checkpoint in requests from now on; only for a server that ``loads_by_name``."""
-        self.model_name = str(served_folder(str(checkpoint), self._home))
 
     def generate(
         self, prompts: Sequence[Prompt], step: int | str, count: int | None = None
@@ -406,7 +385,6 @@ class ServerGenerator:
             "model": self.model_name,
             "messages": self.messages(prompt, kind),
             **self.fields,
-            **media_fields(kind, bool(prompt.media_kinds)),
             **self.messages.fields,
         }
 
@@ -461,47 +439,3 @@ def query_server(
                 f"{', '.join(map(other.shown, other.models))}. Start all servers of a run alike."
             )
     return replace(first, paths=first.paths.intersection(*(other.paths for other in others)))
-
-
-def served_folder(checkpoint: str, home: Path) -> Path:
-    """A folder of links to the checkpoint's files, with which ``transformers serve`` returns responses verbatim.
-
-    By default that server cuts ``<think>`` and ``<tool_call>`` parts out of a Qwen model's response, with the text
-    before them and outer whitespace; the tokenizer here has a response template that keeps everything. The folder has
-    no ``generation_config.json``, which would fill what a request leaves open. Its name depends on the files, because
-    the server caches models by name. Folders of other checkpoints in ``home`` are removed.
-
-    Args:
-        checkpoint: a folder, or the name of a model in the download cache.
-
-    Raises:
-        OSError: there is no such checkpoint.
-    """
-    from transformers.utils.hub import cached_file
-
-    config = cached_file(checkpoint, "config.json")
-    assert config is not None  # cached_file raises for a required file
-    source = Path(config).absolute().parent
-    files = sorted(path for path in source.iterdir() if path.is_file())
-    states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    digest = hashlib.sha256(json.dumps([str(source), states]).encode()).hexdigest()[:12]
-    target = (home / f"{source.name}-{digest}").absolute()
-    if not target.is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=home))
-        for path in files:
-            if path.name not in (TOKENIZER_CONFIG, GENERATION_CONFIG):
-                (temporary / path.name).symlink_to(path)
-        tokenizer = json.loads((source / TOKENIZER_CONFIG).read_text())
-        (temporary / TOKENIZER_CONFIG).write_text(json.dumps(tokenizer | {"response_template": VERBATIM}))
-        temporary.chmod(0o755)
-        try:
-            os.rename(temporary, target)
-        except OSError:  # another rank was faster
-            shutil.rmtree(temporary)
-            if not target.is_dir():
-                raise
-    for other in home.iterdir():
-        if other != target and not other.name.startswith("."):
-            shutil.rmtree(other, ignore_errors=True)
-    return target

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +44,6 @@ class Probe:
     Args:
         settings, seed, should_stop, log, advice, server: as in ``ServerGenerator``, for the server at ``url``.
         count, max_new_tokens: of the rollouts.
-        home: folder for the checkpoints of ``transformers serve``.
     """
 
     def __init__(
@@ -60,12 +58,11 @@ class Probe:
         advice: str = RUN_GOES_ON,
         count: int = PROBE_RESPONSES,
         max_new_tokens: int = PROBE_TOKENS,
-        home: Path = Path("unused"),
     ):
         of_url = settings.server.of_url(url)
         plain = RolloutSettings(num_generations=count, max_new_tokens=max_new_tokens, server=of_url)
         self._policy, messages = policy, ChatMessages(policy, {})
-        self.generator = make_generator(policy, plain, seed, should_stop, messages, home, log, server, advice)
+        self.generator = make_generator(policy, plain, seed, should_stop, messages, log, server, advice)
         self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)
 
     def ask(self, step: str, kind: MediaKind | None = "image") -> Probed:

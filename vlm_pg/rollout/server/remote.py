@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -182,9 +181,6 @@ class RemoteGenerator:
         """Empty: these servers have no such caches."""
         return Counter()
 
-    def use_checkpoint(self, checkpoint: str | Path) -> None:
-        raise RuntimeError("These servers load weights, and requests name none.")
-
     def log_once(self, topic: str, line: str) -> None:
         """Log the first line of a topic."""
         if topic not in self._logged:
@@ -198,7 +194,6 @@ def make_generator(
     seed: int,
     should_stop: Callable[[], bool],
     messages: ChatMessages,
-    home: Path,
     log: Callable[[str], None],
     server: ServerInfo,
     advice: str = RUN_GOES_ON,
@@ -207,4 +202,4 @@ def make_generator(
     """The generator for this kind of server; arguments as in ``ServerGenerator``."""
     if server.kind == "vlm_pg":
         return RemoteGenerator(model, settings, seed, should_stop, log, advice, server)
-    return ServerGenerator(model, settings, seed, should_stop, messages, home, log, advice, server, needs_logprobs)
+    return ServerGenerator(model, settings, seed, should_stop, messages, log, advice, server, needs_logprobs)

@@ -137,8 +137,7 @@ class PushedWeights:
                 f"the server at {', '.join(settings.server.urls)} is vLLM {server.version}; loading weights was tested "
                 f"with {TESTED_VLLM}. The probe after each loading shows whether it works (docs/servers.md)"
             )
-        # One that loads by name is told which weights to sample from with every request.
-        self._urls = () if server.loads_by_name else settings.server.urls
+        self._urls = settings.server.urls
         self._run = model.ranks.from_rank0(self._begin)
         self._updates: int | None = None
         self._asleep = False
@@ -238,12 +237,6 @@ class PushedWeights:
         """The versions of the servers; None if one has lost the weights."""
         found = [version for version in self._versions() if version and version[:2] == (self._run, self._updates)]
         return found if len(found) == len(self._urls) else None
-
-    @property
-    def path(self) -> Path:
-        """Folder of the present weights, with the processor's files."""
-        assert self._updates is not None
-        return self._path(self._updates)
 
     @property
     def adapter(self) -> str | None:
@@ -489,12 +482,10 @@ def _check_endpoints(server: ServerInfo, settings: RolloutSettings, is_adapter: 
             cause = f"the server at {urls} is of kind {kind}" if kind != "vllm" else lora
             needs = f"which takes vLLM{' and whole weights' if without_adapter else ''}"
             raise ServerError(f"{wanted}, {needs}, and {cause}. {remedy}")
-    if server.loads_by_name:
-        return
     if kind not in ENDPOINTS:
         raise ServerError(
-            f"The server at {urls} is of kind {kind}, which cannot load the weights of a run. Use vLLM, SGLang or "
-            "transformers serve; or set rollout.server.weights=keep to train on what its own weights sample."
+            f"The server at {urls} is of kind {kind}, which cannot load the weights of a run. Use vLLM or SGLang, or "
+            "set rollout.server.weights=keep to train on what its own weights sample."
         )
     needed = ADAPTER_ENDPOINTS if is_adapter else ENDPOINTS[kind]
     extra = (
