@@ -126,17 +126,6 @@ def prepare(
     return 0
 
 
-def is_prepared(dataset: DataSet, description: str, argv: Sequence[str] | None) -> bool:
-    """Whether ``prepare`` with these arguments would do nothing, because the set is there already."""
-    arguments = parse(dataset, description, argv)
-    sources = sources_of(dataset, {"train": arguments.train, "eval": arguments.eval}, arguments.out)
-    identity = _identity(_inputs(dataset, sources, arguments), _media_check(dataset, arguments), arguments)
-    try:
-        return not arguments.overwrite and find_prepared(arguments.out, identity) is not None
-    except ConfigError:  # with other arguments, or its files were changed
-        return False
-
-
 def _prepare(
     dataset: DataSet,
     sources: Sequence[AnnotationFile],
