@@ -29,9 +29,9 @@ from data_pipelines.engine.output_folder import (
     MISSING,
     REPORT,
     SUMMARY,
-    exclusive,
     find_prepared,
     fingerprint,
+    locked,
     program,
     publish,
     refuse_foreign,
@@ -91,7 +91,7 @@ def prepare(
     identity = _identity(inputs, check, arguments)
     out, media_root = arguments.out, arguments.media_root if dataset.media is not None else None
     recipe = recipe or (f"data_pipelines.{dataset.name}:{dataset.name.upper()}", ())
-    with exclusive(out):
+    with locked(out, waits=False):
         if (found := None if arguments.overwrite else find_prepared(out, identity)) is not None:
             remove_parts(out)
             settle(out)
