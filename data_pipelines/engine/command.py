@@ -23,7 +23,7 @@ from data_pipelines.engine.annotation_files import find_files, refuse_inside, so
 from data_pipelines.engine.archives import archives_below, unpack, unsupported_below, unsupported_message
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.judging import DATA_TYPES, AnnotationFile, Rules, judge_all
-from data_pipelines.engine.media_check import MediaCheck
+from data_pipelines.engine.media_check import MediaCheck, media_settings
 from data_pipelines.engine.media_finder import MediaFinder
 from data_pipelines.engine.output_folder import (
     MISSING,
@@ -38,7 +38,7 @@ from data_pipelines.engine.output_folder import (
     settle,
     write_manifest,
 )
-from data_pipelines.engine.report import check_all_judged, check_outcome, print_prepared, write_summary
+from data_pipelines.engine.report import check_outcome, print_prepared, write_summary
 from data_pipelines.engine.resume import Spool, StaleVerdicts, Verdict, remove_parts
 from data_pipelines.engine.splits import REFUSED, REPEATED, Repeats, Splitter, Tally, write_all
 from vlm_pg.data.dedup import Ledger
@@ -164,7 +164,6 @@ def _prepare(
         files = write_all(written, assigned, Repeats(ledger), splits, arguments.format, tally)
         details = annotation_files.details_of(dataset, sources, rows)
         annotation_files.refuse_changed(inputs, _inputs(dataset, sources, arguments))
-        check_all_judged(tally, total, spool.totals(parts))
         check_outcome(tally, splits[0], out, arguments.max_missing_share, verdicts())
         tally.tokens.title += check.shown
         unread = {"unread_files": [one.as_json() for one in arguments.unread]}
@@ -202,7 +201,8 @@ def _identity(inputs: Mapping[str, Any], check: MediaCheck, arguments: Namespace
 
 def _media_check(dataset: DataSet, arguments: Namespace) -> MediaCheck:
     root = None if dataset.media is None or arguments.skip_media_check else arguments.media_root
-    return MediaCheck.of(root, arguments.media, max(1, arguments.workers), arguments.patch, arguments.decode)
+    settings = media_settings(arguments.media, max(1, arguments.workers))
+    return MediaCheck(root, settings, arguments.media, arguments.patch, arguments.decode)
 
 
 def _setting(arguments: Namespace, media_root: Path | None, split: str, name: str) -> str:

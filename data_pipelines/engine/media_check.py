@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,22 +59,21 @@ class MediaCheck:
     Args:
         root: the media root; None: they are not.
         settings: which frames, and within which limits.
+        given: those of them that the command names.
         factor: sides of frames become its multiples.
         decode: decode all frames that would be shown, or one of each video.
-        identity: the part of this that the outcome depends on, as JSON values.
     """
 
     root: Path | None
     settings: MediaSettings
+    given: Sequence[str]
     factor: int
     decode: bool
-    identity: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, root: Path | None, given: Sequence[str], workers: int, factor: int, decode: bool) -> MediaCheck:
-        """From the command's arguments. Raises ConfigError: ``--media``, which is ``given``, is invalid."""
-        identity = {} if root is None else {"decode": decode, "media": sorted(given), "patch": factor}
-        return cls(root, media_settings(given, workers), factor, decode, identity)
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The part of this that the outcome depends on, as JSON values."""
+        return {} if self.root is None else {"decode": self.decode, "media": sorted(self.given), "patch": self.factor}
 
     @property
     def shown(self) -> str:
