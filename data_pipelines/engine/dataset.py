@@ -76,9 +76,7 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordLocation,
         ) from error
 
 
-def keyed_rows(
-    key: str, reader: Callable[[Path], Iterator[tuple[RecordLocation, str, Any]]] = read_json_object
-) -> Reader:
+def keyed_rows(key: str) -> Reader:
     """A reader of JSON objects that hold a row under each name: the name becomes the row's field ``key``.
 
     ``{"video_1": {"mc_question": []}}`` read by ``keyed_rows("video")`` is one row, ``{"video": "video_1",
@@ -87,7 +85,7 @@ def keyed_rows(
     """
 
     def read(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
-        for location, name, row in reader(path):
+        for location, name, row in read_json_object(path):
             if not isinstance(row, Mapping):
                 yield location, row
             elif str(own := row.get(key, name)) != name:

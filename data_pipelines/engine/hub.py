@@ -170,27 +170,18 @@ def _whole_rows(path: Path, name: str, delimiter: str) -> Iterator[dict[str, str
 
 
 def check_origin(shard: Path, origin: Origin) -> None:
-    """Refuse a folder with shards of another data set, or of an unknown origin.
-
-    Raises:
-        ConfigError: one of the shards is of another data set, or this one has no note of its origin.
-    """
-    for note in sorted(shard.parent.glob(f".*{_ORIGIN}")):
+    """Refuse a folder with shards of another data set, and a shard without a note of its origin. Raises ConfigError."""
+    for note in sorted({_note(shard), *shard.parent.glob(f".*{_ORIGIN}")}):
         fetched = note.with_name(note.name[1 : -len(_ORIGIN)])
         before = None
         with suppress(OSError, ValueError, TypeError):
             before = Origin(**json.loads(note.read_bytes()))
         if fetched.is_file() and before != origin:
             raise ConfigError(
-                f"'{printable(str(fetched), 300)}' was fetched from {before or 'another place'}; requested is "
+                f"'{printable(str(fetched), 300)}' was fetched from {before or 'an unknown place'}; requested is "
                 f"{origin}. A folder holds what was fetched of one data set. Choose another --hub-folder, or remove "
-                "that file."
+                "that file; or, if it is what you want, give the folder instead of --hub."
             )
-    if shard.is_file() and not _note(shard).is_file():
-        raise ConfigError(
-            f"'{printable(str(shard), 300)}' is there, and it is not known from where. Requested is {origin}. If that "
-            "is what it holds, give the folder instead of --hub; else choose another --hub-folder, or remove that file."
-        )
 
 
 def _note(shard: Path) -> Path:
