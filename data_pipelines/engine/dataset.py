@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from vlm_pg.data.fields import Unreadable
 from vlm_pg.data.files import RecordLocation, read_json_object, read_raw, root_of
+from vlm_pg.data.tables import refuse_repeated
 from vlm_pg.errors import ConfigError, printable
 
 Row = Mapping[str, Any]
@@ -52,12 +53,7 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordLocation,
                 if not names:
                     names = cells
                     # Columns without a name may repeat: they are not read.
-                    if repeated := sorted({name for name in names if name and names.count(name) > 1}):
-                        raise ConfigError(
-                            f"Data file '{printable(str(path), 300)}' has several columns named "
-                            f"{printable(', '.join(repeated), 300)}. Columns with different names are expected. Rename "
-                            "or remove one of them."
-                        )
+                    refuse_repeated(path, [name for name in names if name])
                     continue
                 row: Any = {name: cell for name, cell in zip(names, cells, strict=False) if name}
                 if len(cells) != len(names):
