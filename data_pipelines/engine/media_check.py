@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from data_pipelines.engine.output_folder import fingerprint
 from data_pipelines.engine.resume import MediaBook, Spool, Verdict
-from vlm_pg.config_files import nearest_keys
+from vlm_pg.config_files import describe, nearest_keys
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
@@ -126,11 +126,8 @@ def media_settings(given: Sequence[str], workers: int) -> MediaSettings:
     try:
         return MediaSettings(**values, workers=workers)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'media'} is {printable(str(one['input']), 100)}: {one['msg']}"
-            for one in error.errors()
-        )
-        raise ConfigError(f"--media cannot be used: {faults}. Correct it.") from None
+        faults = describe(error, MediaSettings, {}, "--media")
+        raise ConfigError("The settings of --media cannot be used:\n  " + "\n  ".join(faults)) from None
 
 
 def probe_all(verdicts: Iterable[Verdict], book: MediaBook, loader: MediaLoader, decode: bool) -> None:
