@@ -59,10 +59,10 @@ from pathlib import Path
 
 from data_pipelines import run
 from data_pipelines.engine.annotation_files import read_alone, refuse_inside
-from data_pipelines.engine.command import is_prepared, prepare
-from data_pipelines.engine.dataset import TABLES, DataSet, Form, keyed_rows, one_object
+from data_pipelines.engine.command import prepare
+from data_pipelines.engine.dataset import TABLES, DataSet, Form, keyed_rows, one_object, read_rows
 from data_pipelines.engine.field_map import FieldMap, mapped_questions, mapped_record, read_map
-from data_pipelines.engine.hub import LOST, UnknownOrigin, fetch, read_lost, rows_and_lost, shard_of
+from data_pipelines.engine.hub import fetch, shard_of
 from vlm_pg.errors import ConfigError, printable
 
 GENERIC = DataSet("generic", ())
@@ -88,15 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     dataset = dataset_of(own.map)
     recipe = ("data_pipelines.generic:dataset_of", (own.map,))
-    try:
-        folder = _fetched(dataset, own, rest)
-    except UnknownOrigin:
-        # Of a set that was finished with these very files nothing is read again.
-        folder = [str(own.hub_folder)]
-        whole = all((own.hub_folder / shard_of(split)).is_file() for split in own.hub_splits)
-        if not whole or not is_prepared(dataset, __doc__ or "", [*folder, *rest]):
-            raise
-    return prepare(dataset, __doc__ or "", [*folder, *rest], recipe)
+    return prepare(dataset, __doc__ or "", [*_fetched(dataset, own, rest), *rest], recipe)
 
 
 def dataset_of(map_file: Path) -> DataSet:
@@ -107,17 +99,15 @@ def dataset_of(map_file: Path) -> DataSet:
             f"The map of fields {map_file} gives file_is_row and keyed_by. A file is one row or an object of rows. "
             "Leave one out."
         )
-    table = keyed_rows(field_map.keyed_by) if field_map.keyed_by else rows_and_lost
-    rows = one_object if field_map.file_is_row else table
+    table = keyed_rows(field_map.keyed_by) if field_map.keyed_by else read_rows
     form = Form(
         map_file.name,
         {split: tuple(patterns) for split, patterns in field_map.files.items()},
         (field_map.questions,) if field_map.questions else _columns(field_map),
         partial(mapped_record, field_map),
-        rows=rows,
+        rows=one_object if field_map.file_is_row else table,
         questions=partial(mapped_questions, field_map),
         suffixes=(*TABLES, ".ndjson"),
-        beside=LOST,
     )
     has_media = field_map.fields.path is not None or bool(field_map.fields.media())
     media = tuple(field_map.media_folders) if has_media else None
@@ -167,10 +157,7 @@ def _fetched(dataset: DataSet, own: argparse.Namespace, rest: Sequence[str]) -> 
             "files: {eval: ['.:validation']}, or leave it out."
         )
     for split in own.hub_splits:
-        path = fetch(own.hub, own.hub_config, split, own.hub_folder, own.hub_revision)
-        lost = sum(1 for _ in read_lost(own.hub_folder / shard_of(split)))
-        refused = f" {lost} rows of its files cannot be read; each is refused with its line." if lost else ""
-        print(f"{path} is there.{refused}")
+        print(f"{fetch(own.hub, own.hub_config, split, own.hub_folder, own.hub_revision)} is there.")
     return [str(own.hub_folder)]
 
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import itertools
-import json
-import shlex
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,7 +17,6 @@ from pydantic_core import ErrorDetails
 from vlm_pg.errors import ConfigError, printable
 
 COMMAND_LINE = "command line"
-_SHOWN_LIST = 400  # characters; a cut one could not be typed
 INCLUDE = "include"
 
 
@@ -91,9 +86,14 @@ def apply_override(tree: ConfigTree, override: str) -> None:
             f"The value of the override {override!r} is not YAML: {str(error).splitlines()[0]}. Allowed is one YAML "
             "value. Put text with special characters in double quotes inside single quotes: 'run.name=\"...\"'."
         ) from None
-    if plain := tree.scalar_above(parts):
-        inside = partial(_inside_a_list, value) if isinstance(plain[1], list) else _inside_a_plain_value
-        raise ConfigError(inside(tree, override, parts, *plain))
+    if above := tree.scalar_above(parts):
+        key, held = above
+        what = f"a list of {len(held)}" if isinstance(held, list) else printable(str(held), 120)
+        raise ConfigError(
+            f"The override {printable(repr(override), 300)} names a key inside of {key}, which is {what} "
+            f"({tree.sources.get(key, 'set before')}) and would be lost. What is no mapping is set as a whole. Write "
+            f"'{key}=VALUE' with all of it, as in 'data.train={{one: a.jsonl, two: b.jsonl}}', or change the file."
+        )
     if isinstance(value, dict) and len(parts) > 1:
         # A mapping replaces a setting: data.eval={} discards what files set. A section (training={steps: 5}) is merged
         # like a file.
@@ -101,46 +101,6 @@ def apply_override(tree: ConfigTree, override: str) -> None:
     for part in reversed(parts):
         value = {part: value}
     tree.merge(value, COMMAND_LINE)
-
-
-def _inside_a_plain_value(tree: ConfigTree, override: str, parts: Sequence[str], key: str, plain: Any) -> str:
-    shown, inner = printable(str(plain), 120), ".".join(parts[key.count(".") + 1 :])
-    text = printable(override.partition("=")[2], 120)
-    both = f", or '{key}={{NAME: {shown}, {inner}: {text}}}' for both" if isinstance(plain, str) else ""
-    return (
-        f"The override {printable(repr(override), 300)} names a key inside of {key}, which is {shown} "
-        f"({tree.sources.get(key, 'set before')}): a value without keys, which would be lost. Write "
-        f"'{key}={{{inner}: {text}}}' to have that in its place{both}."
-    )
-
-
-def _inside_a_list(
-    value: Any, tree: ConfigTree, override: str, parts: Sequence[str], key: str, entries: list[Any]
-) -> str:
-    changed = _with_entry(entries, parts[key.count(".") + 1 :], value)
-    text = "" if changed is None else json.dumps(changed, ensure_ascii=False, default=str)  # which is YAML, too
-    whole = shlex.quote(f"{key}={text}") if 0 < len(text) <= _SHOWN_LIST else f"{key}=[...] with all entries"
-    return (
-        f"The override {printable(repr(override), 300)} names a part of {key}, which is a list of {len(entries)} "
-        f"({tree.sources.get(key, 'set before')}). A list is set as a whole. Write {whole}, or change it in the file."
-    )
-
-
-def _with_entry(entries: list[Any], path: Sequence[str], value: Any) -> list[Any] | None:
-    """A copy of a list with one nested value changed; None if it has no such path."""
-    inside: Any = (changed := copy.deepcopy(entries))
-    try:
-        for part in path[:-1]:
-            inside = inside[int(part) if isinstance(inside, list) else part]
-        if isinstance(inside, list):
-            inside[int(path[-1])] = value
-        elif isinstance(inside, dict):
-            inside[path[-1]] = value
-        else:
-            return None
-    except (ValueError, LookupError, TypeError):
-        return None
-    return changed
 
 
 def read_tree(path: Path, chain: tuple[Path, ...] = ()) -> ConfigTree:

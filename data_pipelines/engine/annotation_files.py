@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from vlm_pg.errors import ConfigError, printable
 MANY_FILES = 50
 SPLITS: tuple[Split, ...] = ("train", "eval")
 _LISTED = 12
-_LEAST_SIMILARITY = 0.6
 
 
 @dataclass(frozen=True)
@@ -123,21 +121,14 @@ def _matches(folder: Path, pattern: str) -> tuple[list[Path], ConfigError | None
 
 
 def _nothing_found(dataset: DataSet, folder: Path) -> str:
-    wanted = {form.name: [one for patterns in form.files.values() for one in patterns] for form in dataset.forms}
     entries = sorted(folder.iterdir())
     found = sorted(entry.name + ("/" if entry.is_dir() else "") for entry in entries)
     shown = ", ".join(printable(name, 80) for name in found[:_LISTED]) + (" ..." if len(found) > _LISTED else "")
     inner = [entry for entry in entries if entry.is_dir() and _holds_files(dataset, entry)]
-    # the form with a pattern that is most like the name of an entry
-    best = (_LEAST_SIMILARITY, "")
-    for form, patterns in wanted.items():
-        for name, other in product(map(os.path.basename, patterns), found):
-            similarity = difflib.SequenceMatcher(None, name, other.rstrip("/")).ratio()
-            best = max(best, (similarity, f"Nearest is the form {form}: '{printable(other, 80)}' is like '{name}'. "))
-    hint = f"{best[1]}Give the folder as the archive unpacks, or name the files with --train and --eval"
+    hint = "Give the folder as the archive unpacks, or name the files with --train and --eval"
     if inner:
         hint = f"Its folder '{printable(inner[0].name, 80)}' holds such files: give that one"
-    forms = "; ".join(f"{name}: {', '.join(patterns)}" for name, patterns in wanted.items())
+    forms = "; ".join(f"{form.name}: {', '.join(chain(*form.files.values()))}" for form in dataset.forms)
     return (
         f"'{printable(str(folder), 300)}' holds no annotation files of {dataset.name}. Expected are {forms}. Found are "
         f"{shown or 'no files at all'}. {hint}."

@@ -276,24 +276,21 @@ def _checked(name: str) -> PurePosixPath:
     """The path of an entry's name, below any folder."""
     plain = name.removeprefix("./").rstrip("/")
     parts = plain.split("/")
-    is_hidden = [part.startswith(".") and part != ".DS_Store" and not part.startswith("._") for part in parts]
-    control = any(unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp") for sign in name)
-    faults: list[tuple[bool, str]] = [
-        (name.startswith("/"), "is absolute"),
-        (".." in parts, "leaves its folder"),
-        ("" in parts or "." in parts, "has empty parts"),
-        (any(sign in _RESERVED for sign in name), "has signs that are more than a name on some system"),
-        (control, "has control characters or is no Unicode"),
-        (any(part != part.strip() or part.endswith(".") for part in parts), "has parts with a space or dot at an end"),
-        (any(is_hidden), "is hidden"),
-        (len(parts) > _MAX_PARTS, f"is deeper than {_MAX_PARTS} folders"),
-        (any(len(part.encode(errors="replace")) > _MAX_NAME for part in parts), "has a part that is too long"),
-        (len(plain.encode(errors="replace")) > _MAX_PATH, "is too long"),
-    ]
-    for is_so, what in faults:
-        if is_so:
-            raise _Refused(f"the name '{_shown(name)}' {what}")
+    if len(parts) > _MAX_PARTS or len(plain.encode(errors="replace")) > _MAX_PATH or not all(map(_is_plain, parts)):
+        why = "is hidden, too long, or more than a path below the folder on some system"
+        raise _Refused(f"the name '{_shown(name)}' {why}")
     return PurePosixPath(plain)
+
+
+def _is_plain(part: str) -> bool:
+    """Whether a file or folder can be called so on every system, and is visible (or one that macOS adds)."""
+    is_hidden = part.startswith(".") and part != ".DS_Store" and not part.startswith("._")
+    has_odd_signs = any(
+        sign in _RESERVED or unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp") for sign in part
+    )
+    has_odd_end = part != part.strip() or part.endswith(".")
+    is_long = len(part.encode(errors="replace")) > _MAX_NAME
+    return part != "" and not (is_hidden or has_odd_signs or has_odd_end or is_long)
 
 
 def _shown(name: Any) -> str:

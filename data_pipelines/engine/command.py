@@ -23,22 +23,22 @@ from data_pipelines.engine.annotation_files import find_files, refuse_inside, so
 from data_pipelines.engine.archives import archives_below, unpack, unsupported_below, unsupported_message
 from data_pipelines.engine.dataset import DataSet
 from data_pipelines.engine.judging import DATA_TYPES, AnnotationFile, Rules, judge_all
-from data_pipelines.engine.media_check import MediaCheck
+from data_pipelines.engine.media_check import MediaCheck, media_settings
 from data_pipelines.engine.media_finder import MediaFinder
 from data_pipelines.engine.output_folder import (
     MISSING,
     REPORT,
     SUMMARY,
-    exclusive,
     find_prepared,
     fingerprint,
+    locked,
     program,
     publish,
     refuse_foreign,
     settle,
     write_manifest,
 )
-from data_pipelines.engine.report import check_all_judged, check_outcome, print_prepared, write_summary
+from data_pipelines.engine.report import check_outcome, print_prepared, write_summary
 from data_pipelines.engine.resume import Spool, StaleVerdicts, Verdict, remove_parts
 from data_pipelines.engine.splits import REFUSED, REPEATED, Repeats, Splitter, Tally, write_all
 from vlm_pg.data.dedup import Ledger
@@ -91,7 +91,7 @@ def prepare(
     identity = _identity(inputs, check, arguments)
     out, media_root = arguments.out, arguments.media_root if dataset.media is not None else None
     recipe = recipe or (f"data_pipelines.{dataset.name}:{dataset.name.upper()}", ())
-    with exclusive(out):
+    with locked(out, waits=False):
         if (found := None if arguments.overwrite else find_prepared(out, identity)) is not None:
             remove_parts(out)
             settle(out)
@@ -124,17 +124,6 @@ def prepare(
         cause = "in the files of --eval is left" if arguments.eval else f"is in --eval-share {arguments.eval_share:g}"
         print(f"There is no eval split: no record {cause}. Give --eval FILE, or raise --eval-share.")
     return 0
-
-
-def is_prepared(dataset: DataSet, description: str, argv: Sequence[str] | None) -> bool:
-    """Whether ``prepare`` with these arguments would do nothing, because the set is there already."""
-    arguments = parse(dataset, description, argv)
-    sources = sources_of(dataset, {"train": arguments.train, "eval": arguments.eval}, arguments.out)
-    identity = _identity(_inputs(dataset, sources, arguments), _media_check(dataset, arguments), arguments)
-    try:
-        return not arguments.overwrite and find_prepared(arguments.out, identity) is not None
-    except ConfigError:  # with other arguments, or its files were changed
-        return False
 
 
 def _prepare(
@@ -175,7 +164,6 @@ def _prepare(
         files = write_all(written, assigned, Repeats(ledger), splits, arguments.format, tally)
         details = annotation_files.details_of(dataset, sources, rows)
         annotation_files.refuse_changed(inputs, _inputs(dataset, sources, arguments))
-        check_all_judged(tally, total, spool.totals(parts))
         check_outcome(tally, splits[0], out, arguments.max_missing_share, verdicts())
         tally.tokens.title += check.shown
         unread = {"unread_files": [one.as_json() for one in arguments.unread]}
@@ -213,7 +201,8 @@ def _identity(inputs: Mapping[str, Any], check: MediaCheck, arguments: Namespace
 
 def _media_check(dataset: DataSet, arguments: Namespace) -> MediaCheck:
     root = None if dataset.media is None or arguments.skip_media_check else arguments.media_root
-    return MediaCheck.of(root, arguments.media, max(1, arguments.workers), arguments.patch, arguments.decode)
+    settings = media_settings(arguments.media, max(1, arguments.workers))
+    return MediaCheck(root, settings, arguments.media, arguments.patch, arguments.decode)
 
 
 def _setting(arguments: Namespace, media_root: Path | None, split: str, name: str) -> str:

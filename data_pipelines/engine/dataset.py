@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from vlm_pg.data.fields import Unreadable
 from vlm_pg.data.files import RecordLocation, read_json_object, read_raw, root_of
+from vlm_pg.data.tables import refuse_repeated
 from vlm_pg.errors import ConfigError, printable
 
 Row = Mapping[str, Any]
@@ -52,12 +53,7 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordLocation,
                 if not names:
                     names = cells
                     # Columns without a name may repeat: they are not read.
-                    if repeated := sorted({name for name in names if name and names.count(name) > 1}):
-                        raise ConfigError(
-                            f"Data file '{printable(str(path), 300)}' has several columns named "
-                            f"{printable(', '.join(repeated), 300)}. Columns with different names are expected. Rename "
-                            "or remove one of them."
-                        )
+                    refuse_repeated(path, [name for name in names if name])
                     continue
                 row: Any = {name: cell for name, cell in zip(names, cells, strict=False) if name}
                 if len(cells) != len(names):
@@ -76,9 +72,7 @@ def read_csv(path: Path, delimiter: str = ",") -> Iterator[tuple[RecordLocation,
         ) from error
 
 
-def keyed_rows(
-    key: str, reader: Callable[[Path], Iterator[tuple[RecordLocation, str, Any]]] = read_json_object
-) -> Reader:
+def keyed_rows(key: str) -> Reader:
     """A reader of JSON objects that hold a row under each name: the name becomes the row's field ``key``.
 
     ``{"video_1": {"mc_question": []}}`` read by ``keyed_rows("video")`` is one row, ``{"video": "video_1",
@@ -87,7 +81,7 @@ def keyed_rows(
     """
 
     def read(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
-        for location, name, row in reader(path):
+        for location, name, row in read_json_object(path):
             if not isinstance(row, Mapping):
                 yield location, row
             elif str(own := row.get(key, name)) != name:

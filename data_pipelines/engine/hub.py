@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import chain, count, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from data_pipelines.engine.dataset import read_csv, read_rows
+from data_pipelines.engine.dataset import read_csv
 from vlm_pg.data.fields import Unreadable
-from vlm_pg.data.files import RecordLocation, files_of
 from vlm_pg.errors import ConfigError, printable
 from vlm_pg.files import replacing, write_bytes_atomic
 
 _ROWS = 64  # that may hold media
 # Settings of a CSV data set that do not change how its files are parsed.
 _CSV_SETTINGS = ("name", "version", "data_dir", "data_files", "description", "features", "sep", "delimiter")
-_LOST, _ORIGIN = ".lost.jsonl", ".fetched"  # endings of hidden notes beside a shard
-LOST = (f".*.parquet{_LOST}",)  # in the shard's folder
-
-
-class UnknownOrigin(ConfigError):
-    """A shard exists without a note of its origin, as earlier versions of this program left them."""
+_ORIGIN = ".fetched"  # ending of a hidden note beside a shard
 
 
 @dataclass(frozen=True)
@@ -58,8 +52,7 @@ def fetch(name: str, config: str | None, split: str, folder: Path, revision: str
         name: as ``datasets.load_dataset`` takes it: OWNER/NAME, or a folder of data files.
         config: the configuration of a data set that has several.
         split: its name.
-        folder: gets ``<split>-00000-of-00001.parquet``, whole or not at all, and hidden notes of its origin and of
-            unreadable rows of CSV (``rows_and_lost``).
+        folder: gets ``<split>-00000-of-00001.parquet``, whole or not at all, and a hidden note of its origin.
         revision: a commit, branch or tag of a data set of the hub; None: the newest.
 
     Returns FOLDER:split, as ``vlm_pg.data.files`` reads it.
@@ -75,7 +68,7 @@ def fetch(name: str, config: str | None, split: str, folder: Path, revision: str
             if Path(name).is_dir()
             else f"Download its files (hf download {printable(name, 200)} --repo-type dataset --local-dir FOLDER)"
         )
-        note = _beside(target, _ORIGIN)
+        note = _note(target)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_bytes_atomic(note, (json.dumps(asdict(origin)) + "\n").encode(errors="backslashreplace"))
@@ -106,15 +99,13 @@ def _write(name: str, config: str | None, split: str, target: Path, revision: st
 
     builder = datasets.load_dataset_builder(name, config, revision=revision)
     if isinstance(builder.config, CsvConfig):
-        # The rows that the shard lacks are on disk before it is.
-        with replacing(target) as file, _collecting_lost(target) as lost:
-            tables = _csv_tables(builder, split, lost)
-            first = next(tables, None)
-            if first is None:
-                raise ValueError(f"it has no rows{' that can be read: ' if lost.first else ''}{lost.first}")
-            with pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
-                for table in chain([first], tables):
-                    writer.write_table(table)
+        tables = _csv_tables(builder, split)
+        first = next(tables, None)
+        if first is None:
+            raise ValueError("it has no rows")
+        with replacing(target) as file, pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
+            for table in chain([first], tables):
+                writer.write_table(table)
         return
     stream = builder.as_streaming_dataset(split=split)
     if stream.features is None:
@@ -126,7 +117,7 @@ def _write(name: str, config: str | None, split: str, target: Path, revision: st
             writer.write_table(table.cast(schema))
 
 
-def _csv_tables(builder: Any, split: str, lost: LostRows) -> Iterator[Any]:
+def _csv_tables(builder: Any, split: str) -> Iterator[Any]:
     """Arrow tables of up to ``_ROWS`` rows of text, or of the types in the data set's features.
 
     ``datasets`` reads CSV with pandas: "None" and "NA" become missing values, 007 becomes 7, and in rows with too many
@@ -134,11 +125,10 @@ def _csv_tables(builder: Any, split: str, lost: LostRows) -> Iterator[Any]:
 
     Args:
         builder: of ``datasets``.
-        lost: gets the rows with more or fewer cells than columns.
 
     Raises:
         ValueError: there is no such split, or its files are of another dialect than RFC 4180's.
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or a row has more or fewer cells than columns.
     """
     import datasets
     import pyarrow
@@ -155,7 +145,7 @@ def _csv_tables(builder: Any, split: str, lost: LostRows) -> Iterator[Any]:
     paths = datasets.DownloadManager().download_and_extract(files[split])
     for file, path in zip(files[split], paths, strict=True):
         name = str(file).rpartition("/")[2]
-        rows = lost.readable(Path(path), name, config.sep)
+        rows = _whole_rows(Path(path), name, config.sep)
         while some := list(islice(rows, _ROWS)):
             columns = columns or list(some[0])
             if features is None:
@@ -168,85 +158,31 @@ def _csv_tables(builder: Any, split: str, lost: LostRows) -> Iterator[Any]:
             yield cast_table_to_features(table, features)
 
 
-class LostRows:
-    """Unreadable rows that a shard lacks, written beside it. ``first``: the first of them, for messages."""
-
-    def __init__(self, file: Any):
-        self._file, self.first = file, ""
-
-    def readable(self, path: Path, name: str, delimiter: str) -> Iterator[dict[str, str]]:
-        """The readable rows of a CSV file, which the data set calls ``name``; the others are written."""
-        for location, row in read_csv(path, delimiter):
-            if not isinstance(row, Unreadable):
-                yield row
-                continue
-            self.first = self.first or f"'{printable(name, 200)}:{location.line}' is {row.what}"
-            fields = {"file": name, "line": location.line, "what": row.what, "reason": row.reason}
-            self._file.write((json.dumps(fields) + "\n").encode())
-
-
-@contextmanager
-def _collecting_lost(shard: Path) -> Iterator[LostRows]:
-    """Collects the rows that a shard lacks, replacing those of an earlier one of this name."""
-    path = _beside(shard, _LOST)
-    with replacing(path) as file:
-        yield (lost := LostRows(file))
-    if not lost.first:
-        path.unlink()
-
-
-def rows_and_lost(path: Path) -> Iterator[tuple[RecordLocation, Any]]:
-    """As ``read_rows``, followed by the rows that shards lack: they are refused by file and line."""
-    numbers = count(1)
-    for (location, row), _ in zip(read_rows(path), numbers, strict=False):
-        yield location, row
-    for lost, number in zip((lost for shard in files_of(path) for lost in read_lost(shard)), numbers, strict=False):
-        yield RecordLocation(lost["line"], file=lost["file"], row=number), Unreadable(lost["what"], lost["reason"])
-
-
-def read_lost(shard: Path) -> Iterator[dict[str, Any]]:
-    """The rows that a shard lacks: file, line, what they are, and the reason."""
-    path = _beside(shard, _LOST)
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                lost = json.loads(line)
-                texts = {name: str(lost[name]) for name in ("file", "what", "reason")}
-                yield {**texts, "line": int(lost["line"])}
-            except (ValueError, KeyError, TypeError) as error:
-                raise ConfigError(
-                    f"'{printable(str(path), 300)}' cannot be read: {printable(str(error), 200)}. What 'vlm-pg prepare "
-                    "generic --hub' wrote is expected. Remove the folder, and fetch the data set again."
-                ) from error
+def _whole_rows(path: Path, name: str, delimiter: str) -> Iterator[dict[str, str]]:
+    """The rows of a CSV file, which the data set calls ``name``."""
+    for location, row in read_csv(path, delimiter):
+        if isinstance(row, Unreadable):
+            raise ConfigError(
+                f"'{printable(name, 200)}:{location.line}' is {row.what}. As many cells as columns are expected: of a "
+                "file given with --train such a row alone is refused."
+            )
+        yield row
 
 
 def check_origin(shard: Path, origin: Origin) -> None:
-    """Refuse a folder with shards of another data set, or of an unknown origin.
-
-    Raises:
-        UnknownOrigin: the shard has no note of its origin.
-        ConfigError: one of the shards is of another data set.
-    """
-    for note in sorted(shard.parent.glob(f".*{_ORIGIN}")):
+    """Refuse a folder with shards of another data set, and a shard without a note of its origin. Raises ConfigError."""
+    for note in sorted({_note(shard), *shard.parent.glob(f".*{_ORIGIN}")}):
         fetched = note.with_name(note.name[1 : -len(_ORIGIN)])
         before = None
         with suppress(OSError, ValueError, TypeError):
             before = Origin(**json.loads(note.read_bytes()))
         if fetched.is_file() and before != origin:
             raise ConfigError(
-                f"'{printable(str(fetched), 300)}' was fetched from {before or 'another place'}; requested is "
+                f"'{printable(str(fetched), 300)}' was fetched from {before or 'an unknown place'}; requested is "
                 f"{origin}. A folder holds what was fetched of one data set. Choose another --hub-folder, or remove "
-                "that file."
+                "that file; or, if it is what you want, give the folder instead of --hub."
             )
-    if shard.is_file() and not _beside(shard, _ORIGIN).is_file():
-        raise UnknownOrigin(
-            f"'{printable(str(shard), 300)}' is there, and it is not known from where: an earlier version may have "
-            f"fetched it. Requested is {origin}. If that is what it holds, give the folder instead of --hub; "
-            "else choose another --hub-folder, or remove that file."
-        )
 
 
-def _beside(shard: Path, ending: str) -> Path:
-    return shard.with_name(f".{shard.name}{ending}")
+def _note(shard: Path) -> Path:
+    return shard.with_name(f".{shard.name}{_ORIGIN}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from data_pipelines.engine.output_folder import fingerprint
 from data_pipelines.engine.resume import MediaBook, Spool, Verdict
-from vlm_pg.config_files import nearest_keys
+from vlm_pg.config_files import describe, nearest_keys
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.media.loader import MediaLoader, decoding_pool
 from vlm_pg.media.pool import WorkerPool
@@ -59,22 +59,21 @@ class MediaCheck:
     Args:
         root: the media root; None: they are not.
         settings: which frames, and within which limits.
+        given: those of them that the command names.
         factor: sides of frames become its multiples.
         decode: decode all frames that would be shown, or one of each video.
-        identity: the part of this that the outcome depends on, as JSON values.
     """
 
     root: Path | None
     settings: MediaSettings
+    given: Sequence[str]
     factor: int
     decode: bool
-    identity: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, root: Path | None, given: Sequence[str], workers: int, factor: int, decode: bool) -> MediaCheck:
-        """From the command's arguments. Raises ConfigError: ``--media``, which is ``given``, is invalid."""
-        identity = {} if root is None else {"decode": decode, "media": sorted(given), "patch": factor}
-        return cls(root, media_settings(given, workers), factor, decode, identity)
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The part of this that the outcome depends on, as JSON values."""
+        return {} if self.root is None else {"decode": self.decode, "media": sorted(self.given), "patch": self.factor}
 
     @property
     def shown(self) -> str:
@@ -127,11 +126,8 @@ def media_settings(given: Sequence[str], workers: int) -> MediaSettings:
     try:
         return MediaSettings(**values, workers=workers)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'media'} is {printable(str(one['input']), 100)}: {one['msg']}"
-            for one in error.errors()
-        )
-        raise ConfigError(f"--media cannot be used: {faults}. Correct it.") from None
+        faults = describe(error, MediaSettings, {}, "--media")
+        raise ConfigError("The settings of --media cannot be used:\n  " + "\n  ".join(faults)) from None
 
 
 def probe_all(verdicts: Iterable[Verdict], book: MediaBook, loader: MediaLoader, decode: bool) -> None:

@@ -249,11 +249,10 @@ class MissingMedia:
 
     Args:
         finder: of the media root.
-        searched: the most files that are listed.
     """
 
-    def __init__(self, finder: MediaFinder, searched: int = SEARCHED):
-        self._finder, self._root, self._dataset, self._searched = finder, finder.root, finder.dataset, searched
+    def __init__(self, finder: MediaFinder):
+        self._finder, self._root, self._dataset = finder, finder.root, finder.dataset
         self._others: dict[Path, MediaFinder] = {}
 
     def fault(self, path: str) -> SampleError:
@@ -282,28 +281,15 @@ class MissingMedia:
         files, is_complete = self._files
         matches = alike(files, wanted) if self._dataset.by_name else self._exact(wanted)
         if not matches:
-            searched = "the root" if is_complete else f"the first {self._searched} files below the root"
+            searched = "the root" if is_complete else f"the first {SEARCHED} files below the root"
             return f"No file of that name is in {searched}. Fetch it, or correct --media-root."
         roots = [root for match in matches[:_LISTED] if (root := self._root_for(match, query)) is not None]
-        if roots:
-            remedy = f"give --media-root {_shown(str(roots[0]))}"
-        else:
-            remedy = self._renaming(matches, wanted, query[1]) or f"move it to '{_shown(path)}'"
+        remedy = f"give --media-root {_shown(str(roots[0]))}" if roots else f"move it to '{_shown(path)}'"
         found = _listed([match.as_posix() for match in matches])
         return (
             f"Of that name there is {found}, maybe another data set's. Fetch the file; or, where that is the one "
             f"meant, {remedy}."
         )
-
-    def _renaming(self, matches: Sequence[PurePosixPath], wanted: PurePosixPath, name: str | None) -> str:
-        """How to rename the folder of a row's media to ``name`` where it has another one."""
-        parts = wanted.parts
-        holding = [match.parents[len(parts) - 1] for match in matches if match.parts[-len(parts) :] == parts]
-        if name is None or name not in self._dataset.spelt or not holding:
-            return ""
-        folder = Path(os.path.abspath(self._root / holding[0]))
-        renamed = folder.with_name(name)
-        return f"call '{_shown(str(folder))}' '{_shown(name)}' and give --media-root {_shown(str(renamed))}"
 
     def _exact(self, wanted: PurePosixPath) -> list[PurePosixPath]:
         """Files of the whole path; else those of the name, unless it is as common as "1.png"."""
@@ -334,8 +320,8 @@ class MissingMedia:
     def _files(self) -> tuple[ByStem, bool]:
         """Media below the root by stem, and whether these are all."""
         files = files_in(self._root, EVERYTHING)
-        listed = list(islice(files, self._searched))
-        return media_by_stem(listed, self._root), len(listed) < self._searched or next(files, None) is None
+        listed = list(islice(files, SEARCHED))
+        return media_by_stem(listed, self._root), len(listed) < SEARCHED or next(files, None) is None
 
 
 def wanted_path(name: str) -> PurePosixPath:

@@ -228,39 +228,24 @@ def _exists(path: Path) -> bool:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """As ``locked``; a second process is refused.
-
-    Raises ConfigError: another process holds the folder, or it cannot be made or written.
-    """
-    try:
-        with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            yield
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"Another process is preparing '{folder}' at this moment. A folder has one at a time. Wait for it, or "
-            "choose another --out."
-        ) from error
-
-
-@contextmanager
-def locked(folder: Path, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the folder's lock while preparing it (it is made if need be); a second process waits.
+def locked(folder: Path, waits: bool = True) -> Iterator[None]:
+    """Hold the folder's lock while preparing it (it is made if need be); a second process waits, or is refused.
 
     The system releases the lock when the process ends, however it ends. The lock file is removed, and the folder too
     where nothing was written: ``filelock`` does neither.
 
-    Raises:
-        ConfigError: the folder cannot be made or written.
-        BlockingIOError: ``operation`` is not to wait, and another process holds it.
+    Raises ConfigError: the folder cannot be made or written; another process holds it, and this one does not wait.
     """
     lock, file = folder / ".lock", None
     while file is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = _acquired(lock, operation)
-        except BlockingIOError:
-            raise
+            file = _acquired(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"Another process is preparing '{folder}' at this moment. A folder has one at a time. Wait for it, or "
+                "choose another --out."
+            ) from error
         except OSError as error:
             fault = error.strerror
             if isinstance(error, FileExistsError):

@@ -13,7 +13,7 @@ from data_pipelines.engine.media_finder import MISSING_MEDIA
 from data_pipelines.engine.output_folder import MISSING, claim, program
 from data_pipelines.engine.resume import Verdict
 from data_pipelines.engine.splits import REFUSED, Tally
-from vlm_pg.errors import ConfigError, SampleError, VlmPgError, printable
+from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.media.pool import WorkerPool
 from vlm_pg.media.settings import MediaSettings
@@ -89,24 +89,6 @@ def _data_urls(media: Sequence[DecodedMedia | SampleError]) -> Iterator[str]:
 def too_many_missing(missing: int, usable: int, max_share: float) -> bool:
     """Whether a larger share of the otherwise usable questions than ``max_share`` has missing media."""
     return missing > max_share * (missing + usable) and missing + usable >= _MIN_JUDGED
-
-
-def check_all_judged(tally: Tally, rows: int, judged: tuple[int, int]) -> None:
-    """Every row was judged, and every question of one was kept, refused or left out.
-
-    Args:
-        rows: of all files.
-        judged: rows and verdicts of all parts.
-
-    Raises VlmPgError: some are lost.
-    """
-    ended = sum(tally.counts.values()) + sum(tally.refused.values()) + sum(tally.left_out.values())
-    if judged != (rows, ended):
-        raise VlmPgError(
-            f"The files have {rows} rows, of which {judged[0]} were judged; of their {judged[1]} questions {ended} "
-            "were kept, refused or left out. None may be lost. Give the same command again with --overwrite, and "
-            "report this if it happens again."
-        )
 
 
 def check_outcome(tally: Tally, first: str, out: Path, max_missing_share: float, verdicts: Iterable[Verdict]) -> None:

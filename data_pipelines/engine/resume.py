@@ -65,8 +65,8 @@ def remove_parts(out: Path) -> None:
 class Spool:
     """Judged parts in the folder ``.parts`` of an output folder, each written whole once.
 
-    A part is a line for each verdict, and a last one with their number, that of the rows, and the digest of the lines:
-    after a power cut a file may be empty, or have holes.
+    A part is a line for each verdict, and a last one with the number of rows and the digest of the lines: after a power
+    cut a file may be empty, or have holes.
 
     Args:
         identity: what the parts depend on, as JSON; parts of another identity are removed.
@@ -96,7 +96,7 @@ class Spool:
         """Write a part, the outcome of so many rows. It appears whole or not at all."""
         given = ({k: value for k, value in asdict(one).items() if value not in (None, "", ())} for one in verdicts)
         body = "".join(json.dumps(fields) + "\n" for fields in given).encode()
-        end = {"rows": rows, "verdicts": len(verdicts), "sha256": hashlib.sha256(body).hexdigest()}
+        end = {"rows": rows, "sha256": hashlib.sha256(body).hexdigest()}
         write_bytes_atomic(self._path(number), body + json.dumps(end).encode() + b"\n", durable=False)
 
     def verdicts(self, count: int) -> Iterator[Verdict]:
@@ -105,12 +105,12 @@ class Spool:
         Raises VlmPgError: a part is not as it was written.
         """
         for number in range(count):
-            yield from _verdicts(self._whole(number)[0])
-
-    def totals(self, count: int) -> tuple[int, int]:
-        """Rows and verdicts of the first ``count`` parts. Raises as ``verdicts``."""
-        ends = [self._whole(number)[1] for number in range(count)]
-        return sum(end["rows"] for end in ends), sum(end["verdicts"] for end in ends)
+            if (read := self._read(number)) is None:
+                raise VlmPgError(
+                    f"'{self._path(number)}' is not as this run wrote it: it was removed or changed, or that disk is "
+                    "at fault. Give the same command again: what is missing is judged again."
+                )
+            yield from _verdicts(read[0])
 
     def forget(self, is_stale: Callable[[Verdict], bool]) -> int:
         """Remove the parts with a stale verdict, so that they are judged again. Returns their number."""
@@ -121,15 +121,6 @@ class Spool:
                 path.unlink()
                 removed += 1
         return removed
-
-    def _whole(self, number: int) -> tuple[bytes, dict[str, Any]]:
-        read = self._read(number)
-        if read is None:
-            raise VlmPgError(
-                f"'{self._path(number)}' is not as this run wrote it: it was removed or changed, or that disk is at "
-                "fault. Give the same command again: what is missing is judged again."
-            )
-        return read
 
     def _read(self, number: int) -> tuple[bytes, dict[str, Any]] | None:
         """The lines of verdicts, and the last line; None of a part that is missing or incomplete."""

@@ -295,8 +295,7 @@ class JsonlWriter:
 
     def __init__(self, folder: Path, split: str):
         self._path, self._count = folder / f"{split}.jsonl", 0
-        self._temporary = folder / f".{split}.jsonl.tmp"
-        self._file = self._temporary.open("wb")
+        self._file = self._path.open("wb")
 
     def add(self, record: Sample) -> None:
         self._file.write(line_of_record(record))
@@ -304,5 +303,4 @@ class JsonlWriter:
 
     def close(self) -> dict[str, int]:
         self._file.close()
-        self._temporary.replace(self._path)
         return {self._path.name: self._count}

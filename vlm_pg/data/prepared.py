@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -166,24 +165,15 @@ class ShardWriter:
 
 
 def is_shard(path: Path) -> bool:
-    """Whether a Parquet file is an unchanged shard of a prepared set, of any version.
-
-    Shards of early versions do not have their number of rows. They are recognized by their manifest, or row groups.
-    """
+    """Whether a Parquet file is an unchanged shard of a prepared set."""
     import pyarrow.parquet
 
     try:
         metadata = pyarrow.parquet.read_metadata(path)
-        written = metadata.metadata or {}
-        if _VERSION_KEY not in written:
-            return False
-        if _ROWS_KEY in written:
-            return bool(written[_ROWS_KEY] == str(metadata.num_rows).encode())
-        *whole, last = (metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-        is_laid_out = bool(whole) and set(whole) == {GROUP_ROWS} and last <= GROUP_ROWS
     except Exception:  # damaged: reading it raises the error
         return False
-    return is_laid_out or path.name in (read_manifest(path.parent) or {"files": {}})["files"]
+    written = metadata.metadata or {}
+    return _VERSION_KEY in written and written.get(_ROWS_KEY) == str(metadata.num_rows).encode()
 
 
 def check_version(path: Path, metadata: Mapping[bytes, bytes] | None) -> None:
@@ -231,30 +221,18 @@ def sizes_of(manifest: dict[str, Any]) -> dict[str, int]:
 def check_sizes(files: Iterable[Path]) -> None:
     """Refuse files of another size than in the manifest beside them; files that it does not list are accepted.
 
-    Early manifests have only the number of rows of Parquet files, which is compared then.
-
     Raises:
         ConfigError: a file is not as it was written.
     """
-    manifests: dict[Path, dict[str, Any]] = {}
+    sizes: dict[Path, dict[str, int]] = {}
     for file in files:
         folder = file.parent
-        if folder not in manifests:
-            manifests[folder] = read_manifest(folder) or {"files": {}}
-        expected, rows = sizes_of(manifests[folder]).get(file.name), manifests[folder]["files"].get(file.name)
-        if (expected is None and rows is None) or not file.is_file():
-            continue
-        unit, actual = "bytes", file.stat().st_size
-        if expected is None and isinstance(rows, int) and file.suffix == ".parquet":
-            import pyarrow.parquet
-
-            unit, actual = "rows", rows
-            with suppress(Exception):  # of a damaged file: reading it raises the error
-                actual = pyarrow.parquet.read_metadata(file).num_rows
-            expected = rows
-        if expected is not None and actual != expected:
+        if folder not in sizes:
+            sizes[folder] = sizes_of(read_manifest(folder) or {})
+        expected = sizes[folder].get(file.name)
+        if expected is not None and file.is_file() and (actual := file.stat().st_size) != expected:
             raise ConfigError(
-                f"Data file '{printable(str(file), 300)}' has {actual:,} {unit}; it had {expected:,} when it was "
+                f"Data file '{printable(str(file), 300)}' has {actual:,} bytes; it had {expected:,} when it was "
                 f"prepared, as the {MANIFEST} beside it says. It is read as it was written. Prepare the data set again "
                 "with --overwrite; a file that you changed yourself goes into a folder of its own."
             )

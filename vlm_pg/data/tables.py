@@ -67,7 +67,7 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
 
     # damage is noticed where the writer stored checksums
     with _reading(path, "Parquet"), pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        _check_columns(path, file.schema_arrow.names)
+        refuse_repeated(path, file.schema_arrow.names)
         check_version(path, file.schema_arrow.metadata)
         size, read = _row_reader(file.schema_arrow)
         for batch in file.iter_batches(batch_size=size):
@@ -79,7 +79,7 @@ def read_arrow(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow
 
     with _reading(path, "Arrow"), pyarrow.OSFile(str(path)) as file, pyarrow.ipc.open_stream(file) as stream:
-        _check_columns(path, stream.schema.names)
+        refuse_repeated(path, stream.schema.names)
         size, read = _row_reader(stream.schema)
         for batch in stream:
             batch.validate()
@@ -155,7 +155,8 @@ def naming_damage(file: str, remedy: str, characters: int = 500) -> Iterator[Non
         raise ConfigError(f"{file}: {printable(str(error), characters)}. {remedy}") from error
 
 
-def _check_columns(path: Path, names: list[str]) -> None:
+def refuse_repeated(path: Path, names: Sequence[str]) -> None:
+    """Refuse two columns of one name. Raises ConfigError."""
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             f"Data file '{printable(str(path), 300)}' has several columns named {printable(', '.join(repeated), 300)}. "

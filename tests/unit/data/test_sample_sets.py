@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
@@ -178,46 +177,6 @@ def test_a_path_that_is_no_text_cannot_be_held(tmp_path: Path) -> None:
     [sample] = make_samples(1, ((MediaRef("video", "a\udcff.mp4"),),))
     with pytest.raises(SampleError, match=r"is not UTF-8\. Parquet holds UTF-8 alone"):
         ShardWriter(tmp_path, "train").add(to_row(sample))
-
-
-def early(folder: Path, samples: list[Sample]) -> None:
-    """Shards as early versions wrote them: they do not tell their rows, and their manifest no sizes."""
-    files = write_shards(folder, "train", samples)
-    for name in files:
-        with pyarrow.parquet.ParquetFile(folder / name) as shard:
-            metadata = shard.schema_arrow.metadata  # the file's own is not in it
-            groups = [shard.read_row_group(position) for position in range(shard.num_row_groups)]
-        with pyarrow.parquet.ParquetWriter(folder / name, groups[0].schema.with_metadata(metadata)) as writer:
-            for group in groups:
-                writer.write_table(group.replace_schema_metadata(metadata))
-    (folder / "manifest.json").write_text(json.dumps({"fingerprint": "x", "arguments": {}, "files": files}))
-
-
-def test_shards_of_early_versions_stay_on_disk(tmp_path: Path) -> None:
-    """By their manifest, or by their groups if there are several."""
-    for count in (8, 100):
-        (folder := tmp_path / str(count)).mkdir()
-        samples, path = make_samples(count), Path(f"{folder}:train")
-        early(folder, samples)
-        opened, bad = open_records(path)
-        assert isinstance(opened, PreparedRecords) and list(opened) == samples and not bad
-        (folder / "manifest.json").unlink()
-        assert isinstance(open_records(path)[0], PreparedRecords if count == 100 else list)
-        table = pyarrow.parquet.read_table(folder / f"train-00000-of-0000{-(-count // 40)}.parquet")
-        pyarrow.parquet.write_table(table, folder / "changed.parquet", row_group_size=7)
-        assert isinstance(open_records(folder / "changed.parquet")[0], list)
-
-
-def test_an_early_shard_has_the_rows_that_the_manifest_tells(tmp_path: Path) -> None:
-    early(tmp_path, make_samples(100))
-    path = tmp_path / "train-00001-of-00003.parquet"
-    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).slice(0, 39), path)
-    for read in (open_records, read_records):
-        with pytest.raises(ConfigError, match=rf"{path.name}' has 39 rows; it had 40 when it was prepared, as the man"):
-            read(Path(f"{tmp_path}:train"))
-    path.write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r"train-00001-of-00003\.parquet' cannot be read"):
-        open_records(Path(f"{tmp_path}:train"))
 
 
 @pytest.mark.parametrize(("start", "stop", "times"), [(0, 40, 2), (5, 5, 1)])

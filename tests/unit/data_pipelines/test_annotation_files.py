@@ -164,7 +164,7 @@ def test_an_incomplete_split_that_is_not_read_is_reported(tmp_path: Path) -> Non
         find_files(gsm8k, tmp_path)
 
 
-def test_the_error_for_a_wrong_folder_lists_its_entries_and_the_nearest_form(tmp_path: Path) -> None:
+def test_the_error_for_a_wrong_folder_lists_its_entries_and_the_expected_files(tmp_path: Path) -> None:
     star = dataset_of("star")
     with pytest.raises(ConfigError, match=r"is not a folder\. The folder that star unpacks to is expected"):
         find_files(star, tmp_path / "nowhere")
@@ -174,7 +174,7 @@ def test_the_error_for_a_wrong_folder_lists_its_entries_and_the_nearest_form(tmp
     (tmp_path / "named").mkdir()
     (tmp_path / "named/STAR_train_v1.json").write_text("[]")
     with pytest.raises(
-        ConfigError, match=r"Expected are .*STAR_train\.json.* Found are STAR_train_v1\.json\. Nearest is"
+        ConfigError, match=r"Expected are .*STAR_train\.json.* Found are STAR_train_v1\.json\. Give the folder"
     ):
         find_files(star, tmp_path / "named")
     lay_out(tmp_path / "outer/further/deep/STAR", "STAR_train.json")

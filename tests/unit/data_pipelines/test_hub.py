@@ -14,7 +14,7 @@ import pytest
 
 from data_pipelines import generic
 from data_pipelines.engine import hub
-from data_pipelines.engine.hub import fetch, rows_and_lost
+from data_pipelines.engine.hub import fetch
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.sample_sets import open_records
 from vlm_pg.errors import ConfigError
@@ -76,7 +76,6 @@ def test_declared_features_and_separators_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "card", "message"),
     [
-        ("a,b\n1\n", "", r"no rows that can be read: 'train\.csv:2' is a line of 1 cells below 2 column names"),
         ("a,b\n", "", r"it has no rows"),
         (
             "a;b\n1;2\n",
@@ -102,7 +101,13 @@ def test_what_cannot_be_read_so_is_refused(tmp_path: Path, text: str, card: str,
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("a,a\n1,2\n", "several columns named a"), ('a,b\n"x"y,1\n', r"csv:2' cannot")]
+    ("text", "message"),
+    [
+        ("a,a\n1,2\n", "several columns named a"),
+        ('a,b\n"x"y,1\n', r"csv:2' cannot"),
+        ("a,b\n1,2\n1\n", r"'train\.csv:3' is a line of 1 cells below 2 column names"),
+        ("a,b\n1,2,3\n", r"'train\.csv:2' is a line of 3 cells .* given with --train such a row alone is refused"),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_to_be_corrected_first(tmp_path: Path, text: str, message: str) -> None:
     source = source_of(tmp_path / "set", text)
@@ -112,35 +117,6 @@ def test_a_file_that_cannot_be_read_is_to_be_corrected_first(tmp_path: Path, tex
     with pytest.raises(ConfigError, match=expected):
         fetch(str(source), None, "train", tmp_path / "raw")
     assert not list((tmp_path / "raw").iterdir())
-
-
-def test_rows_that_lost_or_won_cells_are_refused_with_their_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And they are when the split is there already; all others are read."""
-    (tmp_path / "map.yaml").write_text(CHOICE_MAP)
-    lines = ["id,question,a0,a1,a2,a3,label", *(f"{n},How many is {n}?,x,y,z,w,1" for n in range(70))]
-    lines[3] += ",extra"
-    lines[70] = "69,short"
-    source = source_of(tmp_path / "set", "\n".join(lines) + "\n")
-    arguments = ["--map", str(tmp_path / "map.yaml"), "--eval-share", "0", "--workers", "0"]
-    arguments += ["--hub", str(source), "--hub-folder", str(tmp_path / "raw"), "--allow-hub"]
-    for out in (tmp_path / "one", tmp_path / "two"):
-        assert generic.main([*arguments, "--out", str(out)]) == 0
-        expected = capsys.readouterr().out
-        assert "raw:train is there. 2 rows of its files cannot be read; each is refused with its line." in expected
-        refused = [json.loads(line) for line in (out / "refused.jsonl").read_text().splitlines()]
-        assert [(one["where"], one["reason"]) for one in refused] == [
-            ("train.csv:4", "bad_csv_row"),
-            ("train.csv:71", "bad_csv_row"),
-        ]
-        assert "a line of 8 cells below 7 column names" in refused[0]["message"]
-        assert len(open_records(Path(f"{out}:train"))[0]) == 68
-    (tmp_path / "raw/train-00000-of-00001.parquet").unlink()
-    source_of(source, "\n".join([lines[0], lines[1]]))
-    fetch(str(source), None, "train", tmp_path / "raw")
-    assert [row for _, row in rows_and_lost(Path(f"{tmp_path}/raw:train"))] == fetched_rows(source, tmp_path / "raw")
-    assert not list((tmp_path / "raw").glob(".*lost*"))
 
 
 def test_rows_with_fewer_options_than_columns_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,34 +198,14 @@ def test_configuration_and_revision_are_requested(tmp_path: Path, fetched: list[
 
 def test_a_shard_of_unknown_origin_is_refused(tmp_path: Path, fetched: list[tuple[Any, ...]]) -> None:
     fetch("a/a", None, "train", tmp_path)
-    (tmp_path / ".train-00000-of-00001.parquet.fetched").write_text("{")
-    with pytest.raises(ConfigError, match=r"was fetched from another place; requested is 'a/a'"):
-        fetch("a/a", None, "train", tmp_path)
-    (tmp_path / ".train-00000-of-00001.parquet.fetched").unlink()
-    expected = r"is there, and it is not known from where: an earlier version may.*give the folder instead of --hub"
-    with pytest.raises(ConfigError, match=expected):
-        fetch("a/a", None, "train", tmp_path)
+    expected = r"was fetched from an unknown place; requested is 'a/a'.*give the folder instead of --hub"
+    for spoil in (lambda note: note.write_text("{"), Path.unlink):
+        spoil(tmp_path / ".train-00000-of-00001.parquet.fetched")
+        with pytest.raises(ConfigError, match=expected):
+            fetch("a/a", None, "train", tmp_path)
     (tmp_path / "train-00000-of-00001.parquet").unlink()
     fetch("b/b", None, "train", tmp_path)
     assert len(fetched) == 2
-
-
-def test_a_finished_set_needs_no_note_of_its_origin(
-    tmp_path: Path, fetched: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By a version that left no notes of where shards are from."""
-    given = command(tmp_path, "--hub", "a/a")
-    assert generic.main(given) == 0
-    (tmp_path / "raw/.train-00000-of-00001.parquet.fetched").unlink()
-    capsys.readouterr()
-    assert generic.main(given) == 0 and "is already prepared" in capsys.readouterr().out
-    for more in (["--overwrite"], ["--seed", "5"], ["--hub-splits", "train", "test"]):
-        with pytest.raises(ConfigError, match=r"an earlier version may have fetched it"):
-            generic.main([*given, *more])
-    (tmp_path / "raw/.train-00000-of-00001.parquet.fetched").write_text("{")
-    with pytest.raises(ConfigError, match=r"was fetched from another place"):
-        generic.main(given)
-    assert len(fetched) == 1
 
 
 def test_a_failed_fetch_leaves_no_note_of_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

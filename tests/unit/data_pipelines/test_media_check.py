@@ -172,7 +172,7 @@ def test_a_full_disk_stops_cleanly_and_the_next_run_resumes(
         (["max_frame=4"], r"--media has 'max_frame=4'\. KEY=VALUE is expected.*Did you mean max_frames\?"),
         (["workers=4"], r"--media has 'workers=4'.*but workers"),
         (["max_frames"], r"--media has 'max_frames'\. KEY=VALUE is expected"),
-        (["max_frames=many"], r"max_frames is many: .*Correct it"),
+        (["max_frames=many"], r"max_frames is 'many' \(--media\): .*Correct it"),
         (["max_frames=2"], r"no even number of frames lies between them"),
     ],
 )

@@ -251,18 +251,8 @@ def test_an_incomplete_part_is_judged_again(tmp_path: Path, judged: list[int], d
     assert judged == [1] and contents(out) == expected
 
 
-def test_a_lost_row_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_vanishes_during_the_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--train", str(sums(tmp_path / "rows.jsonl")), "--out", str(tmp_path / "out"), "--workers", "1"]
-    write = Spool.write
-    monkeypatch.setattr(Spool, "write", lambda self, number, rows, some: write(self, number, rows - number, some))
-    with pytest.raises(VlmPgError, match=r"have 50 rows, of which 47 were judged.*with --overwrite"):
-        gsm8k.main(arguments)
-    monkeypatch.undo()
-    placed = command.Splitter.assign
-    monkeypatch.setattr(command.Splitter, "assign", lambda self, some: list(placed(self, some))[:-2])
-    with pytest.raises(VlmPgError, match=r"of their 50 questions 48 were kept, refused or left out.*None may be lost"):
-        gsm8k.main([*arguments, "--overwrite"])
-    monkeypatch.undo()
     killed(gsm8k.main, [*arguments, "--overwrite"])
     has = Spool.has
     monkeypatch.setattr(Spool, "has", lambda self, number, rows: has(self, number, rows) or number == 1)
@@ -278,7 +268,7 @@ def test_verdicts_come_back_as_they_were(tmp_path: Path) -> None:
     spool.write(0, 1, [verdict])
     spool.write(1, 4, [])
     assert spool.has(0, 1) and spool.has(1, 4) and not spool.has(1, 3) and not spool.has(2, 0)
-    assert list(spool.verdicts(2)) == [verdict] and spool.totals(2) == (5, 1)
+    assert list(spool.verdicts(2)) == [verdict]
     assert Spool(tmp_path, "a").has(0, 1) and not Spool(tmp_path, "b").has(0, 1)
 
 
