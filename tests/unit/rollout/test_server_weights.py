@@ -354,7 +354,7 @@ def test_a_restart_during_the_probe_is_no_other_weights(server: WeightServer, tm
     server.next_reply = restart
     run.engine.sync_weights(1)
     run.assert_on_policy(1)
-    assert any("started again while it was probed" in line for line in run.lines)
+    assert any("started again while it loaded weights" in line for line in run.lines)
 
 
 def test_a_folder_that_cannot_be_written_is_named(server: WeightServer, tmp_path: Path) -> None:

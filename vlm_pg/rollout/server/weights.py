@@ -305,8 +305,9 @@ class PushedWeights:
         advice = "" if RUN_GOES_ON in str(problem) else f" {RUN_GOES_ON}"
         return ServerError(f"{LOADING_ATTEMPTS} broadcasts of the weights failed, the last with: {problem}{advice}")
 
-    def _give(self, url: str, updates: int) -> Version:
-        """Load the weights that are in the folder into one server, unless a broadcast has brought them."""
+    def _give(self, url: str, updates: int) -> Version | None:
+        """Load the weights that are in the folder into one server, unless a broadcast has brought them; None if it was
+        started again meanwhile."""
         if not self._sends:
             load = self._load_adapter if self._is_adapter else self._load_weights
             with self._resuming([url]):
@@ -330,14 +331,17 @@ class PushedWeights:
         """Bring the weights to one server; their version there, once the probe has passed."""
         url = self._urls[number]
         for _ in range(LOADING_ATTEMPTS):
-            version = self._give(url, updates)
-            found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
-            if self._in_client(url, self._version) == version:
-                self._divergence += found
-                self._judge(url, updates, found)
-                return version
-            self._log(f"the server at {url} was started again while it was probed: loading the weights again")
-        raise ServerError(self._restarted(url))
+            if (version := self._give(url, updates)) is not None:
+                found = self._probes[number].compare(f"weights-{updates}", str(version) if self._is_adapter else None)
+                if self._in_client(url, self._version) == version:
+                    self._divergence += found
+                    self._judge(url, updates, found)
+                    return version
+            self._log(f"the server at {url} was started again while it loaded weights: loading them again")
+        raise ServerError(
+            f"The server at {url} was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. "
+            f"Its log says why. {RUN_GOES_ON}"
+        )
 
     @contextmanager
     def _resuming(self, urls: Sequence[str]) -> Iterator[None]:
@@ -370,40 +374,28 @@ class PushedWeights:
                 f"which vLLM was tested). {RUN_GOES_ON}"
             )
 
-    @staticmethod
-    def _restarted(url: str) -> str:
-        return (
-            f"The server at {url} was started again {LOADING_ATTEMPTS} times while it loaded the weights of the run. "
-            f"Its log says why. {RUN_GOES_ON}"
-        )
-
-    async def _load_weights(self, client: ServerClient, updates: int) -> Version:
-        path = str(self._path(updates))
-        for _ in range(LOADING_ATTEMPTS):
-            loading = Version.new(self._run, None)
-            version = Version.new(self._run, updates)
-            if self._server.kind in ("vlm_pg", "sglang"):
-                body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
-                answer = await client.control("/update_weights_from_disk", body)
-                if answer.get("success") is not True:
-                    raise ServerError(f"{client.url} did not load {path}: {client.excerpt(str(answer.get('message')))}")
-                await client.control("/flush_cache", {})
-                return version
-            await client.control("/update_weight_version", {"new_version": str(loading)})
-            if self._asleep:
-                await client.control("/wake_up?tags=weights", {})
-            try:
-                await client.control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
-            except ServerError as error:
-                raise ServerError(
-                    f"It did not load {path}: {error} It must see this folder under the same path "
-                    f"(rollout.server.weights_folder), and serve the trained model; its log says more. {RUN_GOES_ON}"
-                ) from error
-            if self._asleep:
-                await client.control("/wake_up?tags=kv_cache", {})
-            if await self._commit(client, loading, version):
-                return version
-        raise ServerError(self._restarted(client.url))
+    async def _load_weights(self, client: ServerClient, updates: int) -> Version | None:
+        path, loading, version = str(self._path(updates)), Version.new(self._run, None), Version.new(self._run, updates)
+        if self._server.kind in ("vlm_pg", "sglang"):
+            body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
+            answer = await client.control("/update_weights_from_disk", body)
+            if answer.get("success") is not True:
+                raise ServerError(f"{client.url} did not load {path}: {client.excerpt(str(answer.get('message')))}")
+            await client.control("/flush_cache", {})
+            return version
+        await client.control("/update_weight_version", {"new_version": str(loading)})
+        if self._asleep:
+            await client.control("/wake_up?tags=weights", {})
+        try:
+            await client.control("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}})
+        except ServerError as error:
+            raise ServerError(
+                f"It did not load {path}: {error} It must see this folder under the same path "
+                f"(rollout.server.weights_folder), and serve the trained model; its log says more. {RUN_GOES_ON}"
+            ) from error
+        if self._asleep:
+            await client.control("/wake_up?tags=kv_cache", {})
+        return version if await self._commit(client, loading, version) else None
 
     async def _commit(self, client: ServerClient, loading: Version, version: Version) -> bool:
         """Set the version of a vLLM that has loaded; False if it was started again meanwhile."""
