@@ -307,7 +307,6 @@
     detail.options.forEach((option, place) => {
       options.append(element("li", detail.gold_at.includes(place) ? "gold" : "", option));
     });
-    if (detail.more_options) options.append(element("li", "", `${detail.more_options} more options`));
     const facts = element("dl", "facts");
     const add = (name, value) => {
       const pair = element("div");

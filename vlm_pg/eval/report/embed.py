@@ -19,7 +19,7 @@ from PIL import Image
 
 from vlm_pg.eval.contracts import Answered, Output
 from vlm_pg.eval.report.results import Marks, Results, label, score_of
-from vlm_pg.observe.report.markup import first, number_or_none
+from vlm_pg.observe.report.markup import number_or_none
 from vlm_pg.observe.text import one_line, visible
 from vlm_pg.types import right_letters
 
@@ -29,7 +29,7 @@ WRONG, PARTLY, RIGHT, NO_VALUE = range(4)
 # Flags to filter by; a question has the sum of those that apply.
 UNPARSED, DISAGREEING, TRUNCATED, BAD_MEDIA, OTHERS_DIFFER, JUDGED = 1, 2, 4, 8, 16, 32
 
-_MAX_OPTIONS, _MAX_OUTPUTS, _MAX_DETAILS, _MAX_MARKS = 50, 64, 40, 32
+_MAX_OUTPUTS, _MAX_MARKS = 64, 32
 _OPTION_CHARACTERS, _SHORT_CHARACTERS, _PREVIEW_CHARACTERS = 500, 300, 130
 
 HEIGHT, WIDTH = 130, 1280  # of a strip of frames at most, in pixels
@@ -261,26 +261,22 @@ def marks_of(answered: Answered) -> str:
 
 def detail_of(answered: Answered, limit: int) -> dict[str, Any]:
     """All data of a question; texts longer than ``limit`` characters lose their middle."""
-    options, more_options = first(answered.options, _MAX_OPTIONS)
-    outputs, more_outputs = first(answered.outputs, _MAX_OUTPUTS)
-    details = answered.details if isinstance(answered.details, dict) else {}
     has_letters = answered.kind in ("multiple_choice", "multiple_select")
     letters = right_letters(str(answered.gold)) if has_letters else set()
     return {
         "question": pieces(answered.question, limit),
-        "options": [_short(option, _OPTION_CHARACTERS) for option in options],
-        "more_options": more_options,
+        "options": [_short(option, _OPTION_CHARACTERS) for option in answered.options],
         "gold": _short(answered.gold, _OPTION_CHARACTERS),
-        "gold_at": [index for index, option in enumerate(options) if str(option).split(".", 1)[0] in letters],
+        "gold_at": [index for index, option in enumerate(answered.options) if str(option).split(".", 1)[0] in letters],
         "kind": label(answered.kind),
         "cluster": _short(answered.cluster),
         "details": [
             [label(name), _short(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))]
-            for name, value in list(details.items())[:_MAX_DETAILS]
+            for name, value in answered.details.items()
         ],
         "fault": None if answered.fault is None else [label(answered.fault[0]), _short(answered.fault[1], 2000)],
-        "outputs": [_output(one, limit) for one in outputs],
-        "more_outputs": more_outputs,
+        "outputs": [_output(one, limit) for one in answered.outputs[:_MAX_OUTPUTS]],
+        "more_outputs": max(0, len(answered.outputs) - _MAX_OUTPUTS),
     }
 
 

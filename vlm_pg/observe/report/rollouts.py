@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from vlm_pg.files import parse_json_line
-from vlm_pg.observe.report.markup import dict_at, first, first_entries, number, number_or_none, shown
+from vlm_pg.observe.report.markup import dict_at, number, number_or_none, shown
 from vlm_pg.observe.report.read import RunData, is_step
 
 NUM_QUESTIONS = 6
 # Of one group; a page that shows more does not open.
 MAX_ROLLOUTS = 128
 _MAX_RESPONSE_CHARACTERS = 6000
-_MAX_OPTIONS, _MAX_PARTS = 50, 40
 _MAX_STRIP_BYTES = 1_000_000
 _TAG = re.compile(r"(</?(?:think|answer)>)")
 
@@ -133,14 +132,13 @@ def _card(run_path: Path, groups: list[GroupAtStep], top: float) -> dict[str, An
     record = groups[0].rollouts[0]
     answer, options = record.get("answer", ""), record.get("options")
     answer = answer if isinstance(answer, str) else shown(answer)
-    listed, more = first(options if isinstance(options, list) else [], _MAX_OPTIONS)
+    options = options if isinstance(options, list) else []
     picture, no_picture = _strip(run_path, record.get("thumbnails"))
     return {
         "picture": picture,
         "no_picture": no_picture,
         "question": record.get("question", ""),
-        "options": [(option, isinstance(option, str) and option.startswith(answer + ".")) for option in listed],
-        "more_options": more,
+        "options": [(option, isinstance(option, str) and option.startswith(answer + ".")) for option in options],
         "answer": answer,
         "category": record.get("category", ""),
         "sample_id": record.get("sample_id", ""),
@@ -197,7 +195,7 @@ def _response(record: dict[str, Any]) -> dict[str, Any]:
                 "value": "no value" if number_or_none(value) is None else number(number_or_none(value)),
                 "note": notes.get(name),
             }
-            for name, value in first_entries(dict_at(record, "parts"), _MAX_PARTS)
+            for name, value in dict_at(record, "parts").items()
         ],
         "advantage": words.replace("-", "−"),
         "sign": sign,
