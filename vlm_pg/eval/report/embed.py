@@ -18,8 +18,7 @@ from typing import Any
 from PIL import Image
 
 from vlm_pg.eval.contracts import Answered, Output
-from vlm_pg.eval.report.results import Marks, Results, label, score_of
-from vlm_pg.observe.report.markup import number_or_none
+from vlm_pg.eval.report.results import Marks, Results, label
 from vlm_pg.observe.text import one_line, visible
 from vlm_pg.types import right_letters
 
@@ -81,7 +80,7 @@ def embed(results: Results, others: Sequence[tuple[str, Marks]], room: Room | No
     for length in room.lengths:
         pages = _Pages(length, room)
         for name, index, answered in _questions(results):
-            marks = [of_run.get(name, {}).get(str(answered.sample_id)) for _, of_run in others]
+            marks = [of_run.get(name, {}).get(answered.sample_id) for _, of_run in others]
             scores = [None if mark is None else mark.score for mark in marks]
             if not pages.add(name, answered, strips.get((name, index)), scores):
                 break
@@ -141,7 +140,7 @@ class _Pages:
         """Add a question; False if there is no more room, for it or for the page that it completed."""
         if self.full or self.count >= self.room.questions:
             return False
-        score = score_of(answered)
+        score = answered.score
         flags = flags_of(answered)
         if score is not None and any(other is not None and abs(other - score) > 1e-9 for other in scores):
             flags += OTHERS_DIFFER
@@ -232,7 +231,7 @@ def _compressed(value: Any) -> str:
 
 def outcome_of(answered: Answered) -> int:
     """RIGHT: every output that counts scores 1; WRONG: every one scores 0; PARTLY: anything between."""
-    score = score_of(answered)
+    score = answered.score
     if score is None:
         return NO_VALUE
     return RIGHT if score >= 1 else WRONG if score <= 0 else PARTLY
@@ -254,7 +253,7 @@ def flags_of(answered: Answered) -> int:
 
 def marks_of(answered: Answered) -> str:
     """A character per output, for the row of squares: its score in tenths ("0" to "9", "A" for 1), "-" without one."""
-    scores = [number_or_none(one.reading.score) if one.reading.counts else None for one in answered.outputs]
+    scores = [one.reading.score if one.reading.counts else None for one in answered.outputs]
     tenths = ["-" if score is None else "0123456789A"[int(10 * min(max(score, 0.0), 1.0))] for score in scores]
     return "".join(tenths[:_MAX_MARKS]) + ("+" if len(tenths) > _MAX_MARKS else "")
 
@@ -285,16 +284,16 @@ def _output(one: Output, limit: int) -> dict[str, Any]:
     return {
         "text": pieces(one.text, limit),
         "answer": None if reading.answer is None else _short(reading.answer),
-        "score": number_or_none(reading.score),
+        "score": reading.score,
         "note": _short(reading.note),
-        "counts": reading.counts is not False,
+        "counts": reading.counts,
         "cut_off": one.finish_reason == "length",
-        "tokens": number_or_none(one.num_tokens),
+        "tokens": one.num_tokens,
         "judged": judged
         and {
-            "decided": judged.decided is True,
+            "decided": judged.decided,
             "answer": None if judged.answer is None else _short(judged.answer),
-            "score": number_or_none(judged.score),
+            "score": judged.score,
             "note": _short(judged.note),
             "reply": pieces(judged.reply, limit),
         },

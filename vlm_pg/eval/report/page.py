@@ -25,7 +25,7 @@ from vlm_pg.observe.report.markup import (
     tile,
     write_page,
 )
-from vlm_pg.observe.text import visible
+from vlm_pg.observe.text import dotted, visible
 
 MAX_RUNS = 6  # as many as there are colours
 _HERE = Path(__file__).parent
@@ -260,19 +260,15 @@ def step_charts(checkpoints: Sequence[Results]) -> list[Markup]:
 
 def protocol_rows(runs: Sequence[Results]) -> list[dict[str, Any]]:
     """Settings by dotted key with their value in every run; ``differs`` marks those that are not the same in all."""
-    flat = [dict(_flattened("", run.protocol)) for run in runs]
+    flat = [
+        {key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in settings}
+        for settings in (dotted(run.protocol) for run in runs)
+    ]
     rows = []
     for key in dict.fromkeys(key for settings in flat for key in settings):
         values = [settings.get(key, "–") for settings in flat]
         rows.append({"key": key, "values": values, "differs": len(set(values)) > 1})
     return rows
-
-
-def _flattened(prefix: str, value: Any) -> list[tuple[str, str]]:
-    if isinstance(value, dict) and value:
-        return [pair for key, inner in value.items() for pair in _flattened(f"{prefix}.{key}", inner)]
-    words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return [(prefix.removeprefix("."), words)]
 
 
 def comparison_rows(own: Marks, others: Sequence[tuple[str, Marks]]) -> list[list[str]]:
