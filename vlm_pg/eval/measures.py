@@ -205,13 +205,13 @@ def score_of(question: Answered) -> float | None:
 
 
 def measure(answered: Sequence[Answered], formats: Iterable[float | None] = ()) -> dict[str, Any]:
-    """The measures of a set, as results and reports have them.
+    """The measures of a set beside its figures, as results and reports have them.
 
-    ``accuracy``: the mean over questions of the mean over their outputs (mean@n), with ``standard_error``, ``n`` and
-    ``clusters``; ``by_category`` likewise. ``pass_at_k``: some one of k outputs earns full marks. ``majority_at_k``:
-    the most common of k answers counts. ``chance``: the accuracy of guessing among the options, None if a question has
-    none. ``mean_tokens``: per output, None if not counted. ``format_rate``: share of outputs in the expected format,
-    None where none is expected. The others: ``counts_of``, and the ones about outputs as shares of all outputs.
+    ``by_category``: the mean over questions of the mean over their outputs (mean@n). ``pass_at_k``: some one of k
+    outputs earns full marks. ``majority_at_k``: the most common of k answers counts. ``chance``: the accuracy of
+    guessing among the options, None if a question has none. ``mean_tokens``: per output, None if not counted.
+    ``format_rate``: share of outputs in the expected format, None where none is expected. The others: ``counts_of``,
+    and the ones about outputs as shares of all outputs.
 
     Args:
         formats: of each output, in any order, whether it has the expected format; None where that has no value.
@@ -226,14 +226,9 @@ def measure(answered: Sequence[Answered], formats: Iterable[float | None] = ()) 
     def by_k(value: Callable[..., float | None]) -> dict[str, float | None]:
         return {str(k): figure_of(scored, partial(value, k=k)).value for k in ks_of(scored)}
 
-    accuracy = figure_of(answered)
     categories = {name: figure_of(questions) for name, questions in sorted(by_category.items())}
     counts = counts_of(answered)
     return {
-        "accuracy": accuracy.value,
-        "standard_error": accuracy.standard_error,
-        "n": accuracy.n,
-        "clusters": accuracy.clusters,
         "by_category": {
             name: {"accuracy": one.value, "standard_error": one.standard_error, "n": one.n}
             for name, one in categories.items()

@@ -169,11 +169,7 @@ class Protocol(Settings):
         return replace(sample, media=tuple(replace(ref, start=None, end=None) for ref in sample.media))
 
     def media_settings(self, base: MediaSettings) -> MediaSettings:
-        """``base`` with what the protocol sets; frames and sizes that it does not are those of the defaults.
-
-        Raises:
-            ValueError: they do not go together with the limits of ``base``.
-        """
+        """``base`` with what the protocol sets; frames and sizes that it does not are those of the defaults."""
         seen = {key: MediaSettings.model_fields[key].get_default() for key in MEDIA_KEYS}
         return MediaSettings.model_validate({**base.model_dump(), **seen, **self.media})
 
