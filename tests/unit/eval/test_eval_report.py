@@ -223,7 +223,7 @@ def test_strips_of_frames_are_small(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        ("../secret.jpg", "the picture ../secret.jpg lies outside the results folder"),
+        ("../secret.jpg", "the picture ../secret.jpg lies outside the folder a"),
         ("gone.jpg", "the picture gone.jpg is not there"),
         ("answers_seen.jsonl", "cannot identify image file"),
     ],

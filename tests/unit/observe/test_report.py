@@ -146,7 +146,7 @@ def test_a_missing_file_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
         ("rollouts.jsonl", "rollouts.jsonl is not there: no rollouts have been logged"),
         ("curves.json", "curves.json is not there or cannot be read: every metric has a chart of its own"),
         ("summary.json", "summary.json is not there yet"),
-        ("thumbnails", "is not there any more"),
+        ("thumbnails", ".jpg is not there"),
     ):
         aside = (folder.path / name).rename(tmp_path / name)
         html = render(folder)
@@ -261,7 +261,7 @@ def test_a_picture_outside_the_run_is_not_read(tmp_path: Path) -> None:
     lines = [dict(json.loads(line), thumbnails="thumbnails/../../secret.jpg") for line in folder.rollouts.open()]
     folder.rollouts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     html = render(folder)
-    assert "lies outside the run" in html
+    assert "lies outside the folder run" in html
     assert "c2VjcmV0" not in html
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 
 from vlm_pg.eval.contracts import Answered, Output
 from vlm_pg.eval.report.results import Marks, Results, label
+from vlm_pg.observe.report.rollouts import read_picture
 from vlm_pg.observe.text import one_line, visible
 from vlm_pg.types import right_letters
 
@@ -33,7 +34,6 @@ _OPTION_CHARACTERS, _SHORT_CHARACTERS, _PREVIEW_CHARACTERS = 500, 300, 130
 
 HEIGHT, WIDTH = 130, 1280  # of a strip of frames at most, in pixels
 _KEPT_BYTES = 8_000  # a JPEG up to this size is embedded unchanged
-_MAX_SOURCE_BYTES = 20_000_000
 _QUALITY = 60
 _CHUNK_CHARACTERS = 1_000_000
 # Of the questions that have a strip of frames, by set and index: where it is in the page, or why it is not.
@@ -327,7 +327,7 @@ class StripPool:
     """
 
     def __init__(self, folder: Path):
-        self._folder = folder.resolve()
+        self._folder = folder
         self._chunks: list[list[str]] = [[]]
         self._in_chunk = 0
         self.size = 0
@@ -345,7 +345,7 @@ class StripPool:
         if self.size >= room:
             return {"at": None, "why": NO_ROOM}
         try:
-            strip = base64.b64encode(small_jpeg(self._content(str(name)))).decode("ascii")
+            strip = base64.b64encode(small_jpeg(read_picture(self._folder, str(name)))).decode("ascii")
         except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
             return {"at": None, "why": visible(str(error))[:300]}
         if self.size + len(strip) > room:
@@ -357,16 +357,6 @@ class StripPool:
         self._in_chunk += len(strip)
         self.size += len(strip)
         return {"at": [len(self._chunks) - 1, len(self._chunks[-1]) - 1], "why": ""}
-
-    def _content(self, name: str) -> bytes:
-        path = (self._folder / name).resolve()
-        if self._folder not in path.parents:
-            raise ValueError(f"the picture {name} lies outside the results folder")
-        if not path.is_file():
-            raise ValueError(f"the picture {name} is not there")
-        if path.stat().st_size > _MAX_SOURCE_BYTES:
-            raise ValueError(f"the picture {name} is larger than {_MAX_SOURCE_BYTES:,} bytes")
-        return path.read_bytes()
 
 
 def small_jpeg(data: bytes) -> bytes:

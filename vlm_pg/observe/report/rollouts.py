@@ -147,21 +147,29 @@ def _card(run_path: Path, groups: list[GroupAtStep], top: float) -> dict[str, An
 
 
 def _strip(run_path: Path, name: object) -> tuple[Markup | None, str | None]:
-    """The picture strip in base64, or why there is none; only the run's own thumbnails folder is read."""
+    """The picture strip in base64, or why there is none."""
     if not isinstance(name, str):
         return None, None
-    folder = (run_path / "thumbnails").resolve()
     try:
-        path = (run_path / name).resolve()
-        if folder not in path.parents:
-            return None, f"The picture {name} lies outside the run's folder and is not shown."
-        if not path.is_file():
-            return None, f"The picture {name} is not there any more."
-        if path.stat().st_size > _MAX_STRIP_BYTES:
-            return None, f"The picture {name} is larger than {_MAX_STRIP_BYTES:,} bytes and is not shown."
-        return Markup(base64.b64encode(path.read_bytes()).decode("ascii")), None
-    except (OSError, ValueError, RuntimeError) as error:  # no valid path, or links in a circle
-        return None, f"The picture {name} cannot be read: {error}"
+        return Markup(base64.b64encode(read_picture(run_path, name)).decode("ascii")), None
+    except (OSError, ValueError, RuntimeError) as error:
+        return None, f"The frames cannot be shown: {error}."
+
+
+def read_picture(folder: Path, name: str) -> bytes:
+    """A picture by its path in a run's or a results folder; nothing outside of the folder is read.
+
+    Raises:
+        OSError, ValueError, RuntimeError: there is no such picture, it is too large, or it cannot be read.
+    """
+    path = (folder / name).resolve()
+    if folder.resolve() not in path.parents:
+        raise ValueError(f"the picture {name} lies outside the folder {folder.name}")
+    if not path.is_file():
+        raise ValueError(f"the picture {name} is not there")
+    if path.stat().st_size > _MAX_STRIP_BYTES:
+        raise ValueError(f"the picture {name} is larger than {_MAX_STRIP_BYTES:,} bytes")
+    return path.read_bytes()
 
 
 def _side(group: GroupAtStep, top: float) -> dict[str, Any]:
