@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from collections.abc import Sequence
@@ -20,10 +19,6 @@ def picture(shade: int, size: tuple[int, int] = (64, 36), form: str = "JPEG") ->
     target = io.BytesIO()
     Image.new("RGB", size, (shade % 256, 90, 160)).save(target, form)
     return target.getvalue()
-
-
-def data_uri(data: bytes, kind: str = "jpeg") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def output(
@@ -53,6 +48,13 @@ def question(
     return Answered(
         sample_id, text, tuple(options), gold, kind, category, cluster, details or {}, tuple(outputs), fault
     )
+
+
+def strip(folder: Path, name: str, data: bytes) -> dict[str, Any]:
+    """What was shown of a question whose strip of frames is this picture, written into a results folder."""
+    (folder / "thumbnails").mkdir(parents=True, exist_ok=True)
+    (folder / "thumbnails" / name).write_bytes(data)
+    return {"frames": [f"thumbnails/{name}"], "seconds": [0.5, 12.25]}
 
 
 def write_results(

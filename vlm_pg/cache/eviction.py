@@ -33,6 +33,7 @@ SUFFIX = ".safetensors"
 USAGE_FILE = ".room"
 # Written at once, at the length of the file, so that a killed process leaves its old or its new content.
 _BYTES = 4096
+# Of about a hundred bytes each.
 _MOST_RUNS = 32
 # How long a cache without evictable entries counts as full, before a process looks through it again.
 _FULL_SECONDS = 600.0
@@ -241,8 +242,6 @@ def opened(folder: Path) -> Iterator[Account]:
             account = Account()
         yield account
         after = account.model_dump_json(exclude_defaults=True).encode()
-        if len(after) > _BYTES:  # odd names of runs
-            after = Account(used=account.used).model_dump_json(exclude_defaults=True).encode()
         after = after.ljust(_BYTES)
         if after != before:
             os.pwrite(descriptor, after, 0)

@@ -187,18 +187,10 @@ def _introduction(config: RunConfig, data: Path | None, decode: bool, keep: bool
 
 
 def _presentation(config: RunConfig, name: str | None) -> Presentation:
-    """How the evaluation set ``name`` is presented; None: training sets.
-
-    Raises:
-        ConfigError: the frames of its protocol do not fit the limits of section ``media``.
-    """
+    """How the evaluation set ``name`` is presented; None: training sets."""
     protocol = None if name is None else config.eval.protocol_of(name)
     if name is None or protocol is None:
         return Presentation(LengthRules(config.model, config.prompt, config.rollout.max_new_tokens), config.media)
-    try:
-        media = protocol.media_settings(config.media)
-    except ValueError as error:
-        raise ConfigError(f"Protocol {protocol.name} of the set {name} cannot be used: {error}") from None
     rules = LengthRules(
         config.model,
         protocol.prompt_settings(config.prompt),
@@ -206,7 +198,7 @@ def _presentation(config: RunConfig, name: str | None) -> Presentation:
         config.eval.wording_of(name),
         protocol.answer_prefix,
     )
-    return Presentation(rules, media, protocol.includes, protocol.with_shown_media)
+    return Presentation(rules, protocol.media_settings(config.media), protocol.includes, protocol.with_shown_media)
 
 
 def _sets(

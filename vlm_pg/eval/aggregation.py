@@ -305,7 +305,7 @@ class Figures:
         return self.figures[self.main]
 
     def to_row(self) -> dict[str, Any]:
-        """As JSON has it: the measures, with the main figure as ``accuracy``, a fraction whatever its own unit is."""
+        """As JSON has it: the measures, and the main figure as ``accuracy``, a fraction whatever its own unit is."""
         main, share = self.headline, 0.01 if self.headline.unit == "percent" else 1.0
         return {
             **self.measures,

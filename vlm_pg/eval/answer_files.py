@@ -46,7 +46,7 @@ class AnswerFiles:
         complete = self._folder / f"{self._stem(name)}.jsonl"
         for path in [*([complete] if complete.is_file() else []), *self._parts(name)]:
             for line in path.read_bytes().split(b"\n")[:-1]:
-                row = _parsed(line)
+                row = parsed_row(line)
                 # A fault may have been repaired by another rank since.
                 if row is not None and (row["fault"] is None or row["sample_id"] not in rows):
                     rows[row["sample_id"]] = row
@@ -86,7 +86,7 @@ def read_answers(path: Path) -> list[Answered]:
     """The questions of a finished set's file. Raises ValueError: a line is no row; says which."""
     answered = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        row = _parsed(line)
+        row = parsed_row(line)
         if row is None:
             raise ValueError(f"line {number} of {path} is no question with its answers")
         answered.append(Answered.from_row(row))
@@ -118,7 +118,8 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return (json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
-def _parsed(line: bytes) -> Row | None:
+def parsed_row(line: bytes) -> Row | None:
+    """The row that a line holds; None if it is no question with its answers."""
     try:
         row = json.loads(line)
         Answered.from_row(row)

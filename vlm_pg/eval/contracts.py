@@ -110,6 +110,8 @@ class Answered:
         Raises:
             KeyError, TypeError: it is no such row.
         """
+        if not all(isinstance(one["score"], int | float | None) for one in row["outputs"]):
+            raise TypeError("a score is no number")
         outputs = tuple(
             Output(
                 one["text"],

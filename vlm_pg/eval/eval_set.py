@@ -65,29 +65,15 @@ class EvalSet:
         return config.run.seed if own is None else own
 
     def media(self, config: RunConfig) -> MediaSettings:
-        """How its media are shown.
-
-        Raises:
-            ConfigError: the protocol's frames do not go together with the limits of section ``media``.
-        """
-        if self.protocol is None:
-            return config.media
-        try:
-            return self.protocol.media_settings(config.media)
-        except ValueError as error:
-            came = f"Protocol {self.protocol.name} of the set {self.name} cannot be used: {error}"
-            raise ConfigError(came) from None
+        """How its media are shown."""
+        return config.media if self.protocol is None else self.protocol.media_settings(config.media)
 
     def prompt(self, config: RunConfig) -> PromptSettings:
         """The length limit of its prompts, and whether subtitles are read."""
         return config.prompt if self.protocol is None else self.protocol.prompt_settings(config.prompt)
 
     def asking(self, config: RunConfig, policy: Policy | WeightlessPolicy) -> PromptOptions | None:
-        """Media settings, builder and check of its prompts; None: those of all other sets.
-
-        Raises:
-            ConfigError: as ``media``.
-        """
+        """Media settings, builder and check of its prompts; None: those of all other sets."""
         protocol = self.protocol
         if protocol is None:
             return None

@@ -25,8 +25,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import zip_longest
+from itertools import accumulate
 from typing import Any, Literal
+
+import numpy as np
+from numpy.polynomial.polynomial import polyadd, polymul
 
 from vlm_pg.eval.contracts import Answered, Output
 
@@ -202,13 +205,13 @@ def score_of(question: Answered) -> float | None:
 
 
 def measure(answered: Sequence[Answered], formats: Iterable[float | None] = ()) -> dict[str, Any]:
-    """The measures of a set, as results and reports have them.
+    """The measures of a set beside its figures, as results and reports have them.
 
-    ``accuracy``: the mean over questions of the mean over their outputs (mean@n), with ``standard_error``, ``n`` and
-    ``clusters``; ``by_category`` likewise. ``pass_at_k``: some one of k outputs earns full marks. ``majority_at_k``:
-    the most common of k answers counts. ``chance``: the accuracy of guessing among the options, None if a question has
-    none. ``mean_tokens``: per output, None if not counted. ``format_rate``: share of outputs in the expected format,
-    None where none is expected. The others: ``counts_of``, and the ones about outputs as shares of all outputs.
+    ``by_category``: the mean over questions of the mean over their outputs (mean@n). ``pass_at_k``: some one of k
+    outputs earns full marks. ``majority_at_k``: the most common of k answers counts. ``chance``: the accuracy of
+    guessing among the options, None if a question has none. ``mean_tokens``: per output, None if not counted.
+    ``format_rate``: share of outputs in the expected format, None where none is expected. The others: ``counts_of``,
+    and the ones about outputs as shares of all outputs.
 
     Args:
         formats: of each output, in any order, whether it has the expected format; None where that has no value.
@@ -223,14 +226,9 @@ def measure(answered: Sequence[Answered], formats: Iterable[float | None] = ()) 
     def by_k(value: Callable[..., float | None]) -> dict[str, float | None]:
         return {str(k): figure_of(scored, partial(value, k=k)).value for k in ks_of(scored)}
 
-    accuracy = figure_of(answered)
     categories = {name: figure_of(questions) for name, questions in sorted(by_category.items())}
     counts = counts_of(answered)
     return {
-        "accuracy": accuracy.value,
-        "standard_error": accuracy.standard_error,
-        "n": accuracy.n,
-        "clusters": accuracy.clusters,
         "by_category": {
             name: {"accuracy": one.value, "standard_error": one.standard_error, "n": one.n}
             for name, one in categories.items()
@@ -330,10 +328,6 @@ def question_majority_at_k(question: Answered, k: int) -> float | None:
     return majority_at_k([output.reading.answer for output, _ in outputs], [score for _, score in outputs], k)
 
 
-# Coefficients by power; index 0 is the constant.
-_Polynomial = tuple[int, ...]
-
-
 def majority_at_k(answers: Sequence[str | None], scores: Sequence[float], k: int) -> float:
     """The expected score when k of the n outputs are drawn without replacement and the most common answer counts.
 
@@ -375,34 +369,28 @@ def _win_chances(counts: tuple[int, ...], unread: int) -> Mapping[int, tuple[flo
     return result
 
 
-def _ways_of_others(others: Mapping[int, int], unread: int, votes: int) -> list[_Polynomial]:
+def _ways_of_others(others: Mapping[int, int], unread: int, votes: int) -> list[np.ndarray]:
     """Ways to draw the others, none above ``votes``, and the unread, by the number of others tied at ``votes``.
 
     Args:
         others: how many other answers there are of each number of outputs.
     """
-    by_ties: list[_Polynomial] = [tuple(math.comb(unread, drawn) for drawn in range(unread + 1))]
+    by_ties = [_ways(unread, unread)]
     for count, answers in others.items():
-        below = tuple(math.comb(count, drawn) for drawn in range(min(count, votes - 1) + 1))
-        powers: list[_Polynomial] = [(1,)]
-        for _ in range(answers):
-            powers.append(_product(powers[-1], below))
-        at_votes = math.comb(count, votes)
+        below, at_votes = _ways(count, votes - 1), math.comb(count, votes)
+        powers = list(accumulate([below] * answers, polymul, initial=_ways(0, 0)))
         most = answers if at_votes else 0
-        after: list[_Polynomial] = [()] * (len(by_ties) + most)
+        after = [np.array([0], object)] * (len(by_ties) + most)
         for tied in range(most + 1):
             ways = math.comb(answers, tied) * at_votes**tied
-            factor = (0,) * (votes * tied) + tuple(ways * number for number in powers[answers - tied])
+            tied_at_votes = np.array([0] * (votes * tied) + [ways], object)
+            factor = polymul(tied_at_votes, powers[answers - tied])
             for ties, so_far in enumerate(by_ties):
-                added = zip_longest(after[ties + tied], _product(so_far, factor), fillvalue=0)
-                after[ties + tied] = tuple(map(sum, added))
+                after[ties + tied] = polyadd(after[ties + tied], polymul(so_far, factor))
         by_ties = after
     return by_ties
 
 
-def _product(left: _Polynomial, right: _Polynomial) -> _Polynomial:
-    result = [0] * (len(left) + len(right) - 1)
-    for power, number in enumerate(left):
-        for other_power, other in enumerate(right):
-            result[power + other_power] += number * other
-    return tuple(result)
+def _ways(count: int, most: int) -> np.ndarray:
+    """Ways to draw 0, 1, ... and ``most`` of so many outputs: whole numbers of any size, as a polynomial."""
+    return np.array([math.comb(count, drawn) for drawn in range(min(count, most) + 1)], object)

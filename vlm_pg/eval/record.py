@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.run_folder import free_name
 from vlm_pg.observe.run_lock import LOCK
+from vlm_pg.observe.text import dotted
 from vlm_pg.rollout.engine import stop_token_ids
 from vlm_pg.versions import versions
 
@@ -129,7 +130,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A line for each value of two parts of records (``decides``, ``machine``) that differs or is in one alone:
     "settings.media.fps: 2.0 then, 4.0 now".
     """
-    then, here = dict(_flat(before)), dict(_flat(now))
+    then, here = dict(dotted(before)), dict(dotted(now))
     return [
         f"{name}: {then.get(name, 'nothing')} then, {here.get(name, 'nothing')} now"
         for name in dict.fromkeys([*then, *here])
@@ -160,14 +161,6 @@ def read_record(path: Path) -> dict[str, Any]:
             "version of vlm_pg that it names."
         )
     return record
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, one in value.items():
-            yield from _flat(one, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value
 
 
 def run_above(checkpoint: Path) -> Path | None:

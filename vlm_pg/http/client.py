@@ -11,7 +11,7 @@ import asyncio
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -29,8 +29,6 @@ Outcome = httpx2.Response | httpx2.RequestError
 STOP_POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
-# Decompressed at a time.
-PIECE_BYTES = 2**16
 # zlib's window size that accepts a gzip or a zlib header.
 _GZIP_OR_ZLIB = 47
 _COMPRESSED, _PLAIN = ("gzip", "x-gzip", "deflate"), ("", "identity")
@@ -45,7 +43,7 @@ class UnreadableResponse(httpx2.TransportError):
 
 
 class BoundedBody(httpx2.AsyncByteStream):
-    """A response body, decompressed piece by piece, of at most ``limit_bytes``, so that no bomb fills the memory.
+    """A response body of at most ``limit_bytes`` once it is decompressed, so that no bomb fills the memory.
 
     ``encoding``: the Content-Encoding header. ``setting``: name of the limit in messages. Reading it raises
     UnreadableResponse: the body exceeds the limit, or is compressed otherwise than requested, twice, or damaged.
@@ -62,33 +60,19 @@ class BoundedBody(httpx2.AsyncByteStream):
         received = size = 0
         async for data in self._stream:
             received += len(data)
-            self._check_size(received)
-            for piece in [data] if decompressor is None else _decompressed(decompressor, data):
-                size += len(piece)
-                self._check_size(size)
-                yield piece
+            try:
+                piece = data if decompressor is None else decompressor.decompress(data, self._limit_bytes + 1 - size)
+            except zlib.error as error:
+                raise UnreadableResponse(f"the response cannot be decompressed ({error})") from None
+            size += len(piece)
+            if max(received, size) > self._limit_bytes:
+                raise UnreadableResponse(f"the response has more than {self._limit_bytes / 2**20:g} MiB{self._setting}")
+            yield piece
         if decompressor is not None and received and not decompressor.eof:
             raise UnreadableResponse("the compressed response is incomplete")
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-    def _check_size(self, count: int) -> None:
-        if count > self._limit_bytes:
-            raise UnreadableResponse(f"the response has more than {self._limit_bytes / 2**20:g} MiB{self._setting}")
-
-
-def _decompressed(decompressor: Any, data: bytes) -> Iterator[bytes]:
-    while True:
-        try:
-            piece = decompressor.decompress(data, PIECE_BYTES)
-        except zlib.error as error:
-            raise UnreadableResponse(f"the response cannot be decompressed ({error})") from None
-        data = decompressor.unconsumed_tail
-        if piece:
-            yield piece
-        elif not data:
-            return
 
 
 class Client:

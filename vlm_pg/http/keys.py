@@ -1,16 +1,10 @@
-"""API keys: read from the environment, and masked in texts, whatever escapes a server has written them with.
-
-Matching takes linear time: a character matches in one way only (atomic groups), and runs of backslashes are shortened
-first.
-"""
+"""API keys: read from the environment, and masked in texts of servers."""
 
 from __future__ import annotations
 
-import html
 import os
 import re
 from functools import lru_cache
-from itertools import groupby
 
 from vlm_pg.errors import ConfigError
 
@@ -21,15 +15,15 @@ HIDDEN = "[key]"
 SECRET_CHARACTERS = 16
 # Of a key that was cut off, so much must be left for it to be masked, up to the next space.
 BEGINNING_CHARACTERS = 8
-# JSON nested five times has as many before a quote.
-LONGEST_RUN = 32
+# A bearer token (RFC 6750): hardly any of its characters changes in JSON, a URL or HTML.
+_BEARER_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 def read_key(section: str, variable: str) -> str | None:
     """The key in an environment variable, stripped; None if the usual variable is empty.
 
     Raises:
-        ConfigError: another variable that is not set, or a key that no header can hold, which is not shown.
+        ConfigError: another variable that is not set, or something that is no bearer token, which is not shown.
     """
     key = os.environ.get(variable, "").strip()
     if not key:
@@ -39,25 +33,17 @@ def read_key(section: str, variable: str) -> str | None:
             f"{section}.api_key_variable is {variable}, which is empty or not set in the environment. Set it to the "
             f"server's key, or leave {section}.api_key_variable out for a server without one."
         )
-    if not (key.isascii() and key.isprintable()):
+    if not _BEARER_TOKEN.fullmatch(key):
         raise ConfigError(
-            f"The environment variable {variable} holds something other than printable ASCII, which no key is. Set it "
-            "to the server's key alone. (Its value is not shown.)"
+            f"The environment variable {variable} holds no bearer token: letters, digits and - . _ ~ + / of ASCII, "
+            "and = at the end. Set it to the server's key alone. (Its value is not shown.)"
         )
     return key
 
 
 def without_key(text: str, key: str | None) -> str:
-    """``text`` with the key masked: plain, behind backslashes, or in the escapes of JSON, URLs and HTML.
-
-    With a key, runs of backslashes are shortened to ``LONGEST_RUN``.
-    """
-    if not key:
-        return text
-    text = _LONG_RUN.sub(lambda run: run[0][:LONGEST_RUN], text.replace(key, HIDDEN))
-    for pattern in _spellings(key):
-        text = pattern.sub(HIDDEN, text)
-    return text
+    """``text`` with the key masked: plain, or in the escapes of JSON, URLs and HTML."""
+    return _written(key).sub(HIDDEN, text) if key else text
 
 
 def holds_key(text: str, key: str | None) -> bool:
@@ -65,48 +51,20 @@ def holds_key(text: str, key: str | None) -> bool:
     return key is not None and len(key) >= SECRET_CHARACTERS and key in text
 
 
-_LONG_RUN = re.compile(rf"\\{{{LONGEST_RUN + 1},}}")
-
-
 @lru_cache(maxsize=8)
-def _spellings(key: str) -> tuple[re.Pattern[str], ...]:
-    """Two patterns: a character that also begins an escape ("%", "u" after a backslash) is matched as either."""
-    patterns = [_forms(key, own_first) for own_first in (True, False)]
-    if len(key) > BEGINNING_CHARACTERS:
-        beginnings = [_forms(key[:BEGINNING_CHARACTERS], own_first) for own_first in (True, False)]
-        patterns = [rf"{whole}|{beginning}\S*" for whole, beginning in zip(patterns, beginnings, strict=True)]
-    return tuple(map(re.compile, patterns))
+def _written(key: str) -> re.Pattern[str]:
+    """The key, or its beginning and what follows up to the next space."""
+    forms = [_forms(character) for character in key]
+    beginning, rest = "".join(forms[:BEGINNING_CHARACTERS]), "".join(forms[BEGINNING_CHARACTERS:])
+    return re.compile(rf"{beginning}(?:{rest}|\S*)")
 
 
-def _forms(key: str, own_first: bool) -> str:
-    """Pattern of all characters in order; runs of backslashes and spaces vary in length, and match together."""
-    forms, behind_backslash = [], False
-    for character, run in groupby(key):
-        count = len(list(run))
-        escapes = "|".join(_escapes(character, "*" if behind_backslash else "+"))
-        # Hexadecimal digits in either case; the key's own letters as they are.
-        escaped = f"(?i:{escapes})"
-        if character == "\\":
-            parts = [rf"\\{{{min(count, LONGEST_RUN)},}}", f"(?:{escaped}){{{count}}}"]
-            repeat = 1
-        elif character == " ":
-            parts, repeat = [r"\s+", rf"(?:\\+ |\+|{escaped}){{{count}}}"], 1
-        else:
-            parts, repeat = [rf"\\*{re.escape(character)}", escaped], count
-        # "%25" may be a percent sign or its escape: backtracking decides.
-        group = "?:" if character == "%" else "?>"
-        forms += [f"({group}{'|'.join(parts if own_first else reversed(parts))})"] * repeat
-        behind_backslash = character == "\\"
-    return "".join(forms)
+def _forms(character: str) -> str:
+    r"""A character as it is; those that some servers escape also as in ``\/``, ``\u002b``, ``%2B`` or ``&#43;``.
 
-
-def _escapes(character: str, backslashes: str) -> list[str]:
-    code, named = ord(character), html.escape(character)
-    return [
-        rf"\\{backslashes}u00{code:02x}",
-        rf"\\{backslashes}x{code:02x}",
-        rf"%(?:25)*{code:02x}",
-        rf"&(?:amp;)*#0*{code};",
-        rf"&(?:amp;)*#x0*{code:x};",
-        *([re.escape(named)] if named != character else []),
-    ]
+    JSON in JSON doubles backslashes, a URL in a URL writes "%" as "%25".
+    """
+    if character not in "~+/=":
+        return re.escape(character)
+    code = f"(?i:{ord(character):02x})"
+    return rf"(?:\\{{0,32}}{re.escape(character)}|\\{{1,32}}u00{code}|%(?:25)*{code}|&#(?:x{code}|{ord(character)});)"

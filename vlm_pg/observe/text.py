@@ -1,8 +1,10 @@
-"""Text that came from a model or a data set, made safe to show."""
+"""Text that came from a model or a data set, made safe to show; nested settings as lines of a table."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 # Bidirectional controls can make text read in another order than it is written; the rest moves the cursor,
 # rings the bell or starts a terminal escape sequence.
@@ -28,3 +30,15 @@ def one_line(text: str, limit: int | None = None) -> str:
         return flat
     tail = limit // 3
     return f"{flat[: limit - tail - 3]}...{flat[len(flat) - tail :]}"
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values under dotted keys; an empty mapping is a value.
+
+    dict(dotted({"media": {"fps": 2.0}, "sets": ["a"]})) == {"media.fps": 2.0, "sets": ["a"]}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

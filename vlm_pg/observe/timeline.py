@@ -134,46 +134,36 @@ class Timeline:
 
 
 _OPEN, _BETWEEN, _CLOSE = b"[\n", b",\n", b"\n]\n"
-# More than any item takes.
-_TAIL_BYTES = 2**16
 
 
 class ArrayFile:
     """A file that is a complete JSON array after every ``append``.
 
     A killed writer leaves a complete array, except for the rare case that the kernel ends the process between two
-    memory pages of one write. An existing array is continued; if it was truncated (by that, a full disk or a power cut)
-    its last event is lost. Anything else is moved to ``<name>.damaged``.
+    memory pages of one write. An existing array is continued. Anything else, also a file that was cut (by that, a full
+    disk or a power cut), is moved to ``<name>.damaged``.
     """
 
     def __init__(self, path: Path):
         self._path = path
-        end = _end_of_items(path)
-        if end is None:
+        if path.is_file() and not _is_array(path):
             path.rename(path.with_name(f"{path.name}.damaged"))
-        if not end:
+        if not path.exists():
             # Under its name it is complete from the start.
             new = path.with_name(f".{path.name}.new")
             new.write_bytes(_OPEN + _CLOSE)
             new.replace(path)
-        self._end = end or len(_OPEN)
+        self.num_bytes = path.stat().st_size
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self._write(_CLOSE, self._end)
-        os.truncate(self._file, self.num_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._end + len(_CLOSE)
 
     def append(self, items: Sequence[Any]) -> None:
         """Add items at the array's end; an error names the file."""
         if not items:
             return
+        end = self.num_bytes - len(_CLOSE)
         lines = _BETWEEN.join(json.dumps(item, separators=(",", ":")).encode() for item in items)
-        lines = lines if self._end == len(_OPEN) else _BETWEEN + lines
         # One call, so that a killed process has made it or, within a page, not.
-        self._write(lines + _CLOSE, self._end)
-        self._end += len(lines)
+        self._write((b"" if end == len(_OPEN) else _BETWEEN) + lines + _CLOSE, end)
 
     def close(self) -> None:
         os.close(self._file)
@@ -186,20 +176,11 @@ class ArrayFile:
         except OSError as error:
             error.filename = str(self._path)
             raise
+        self.num_bytes = offset
 
 
-def _end_of_items(path: Path) -> int | None:
-    """Offset behind the last item of the array in a file; 0 for an empty or missing file, None for no array."""
-    if not path.is_file() or not path.stat().st_size:
-        return 0
+def _is_array(path: Path) -> bool:
     with path.open("rb") as file:
-        if file.read(len(_OPEN)) != _OPEN:
-            return None
-        size = file.seek(0, os.SEEK_END)
-        start = max(0, size - _TAIL_BYTES)
-        file.seek(start)
-        tail = file.read()
-    if tail.endswith(_CLOSE) and size > len(_OPEN + _CLOSE):
-        return size - len(_CLOSE)
-    last = tail.rfind(_BETWEEN)
-    return start + last if last >= 0 else len(_OPEN)
+        is_begun = file.read(len(_OPEN)) == _OPEN
+        file.seek(max(len(_OPEN), path.stat().st_size - len(_CLOSE)))
+        return is_begun and file.read() == _CLOSE

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, repeat
@@ -25,6 +25,7 @@ from vlm_pg.files import parse_json_line, write_json_atomic
 from vlm_pg.metrics import RESERVED_KEYS
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings
+from vlm_pg.observe.text import dotted
 from vlm_pg.observe.tracker_adapters import (
     Adapter,
     MlflowAdapter,
@@ -91,11 +92,13 @@ class Trackers:
         warn: Callable[[str], None] = print,
     ):
         self._tracker_seconds = settings.tracker_seconds
-        config = flat_config(yaml.safe_load(folder.config.read_bytes())) if folder.config.is_file() else {}
-        run, every = (
-            TrackedRun(folder, settings.project, name, config, None, resume_step),
-            settings.track_rollouts_every,
-        )
+        config = yaml.safe_load(folder.config.read_bytes()) if folder.config.is_file() else {}
+        # Lists become text.
+        flat = {
+            key: value if isinstance(value, bool | int | float | str | None) else str(value)
+            for key, value in dotted(config)
+        }
+        run, every = TrackedRun(folder, settings.project, name, flat, None, resume_step), settings.track_rollouts_every
         self._feeds = [TrackerFeed(tracker, run, every, info, warn) for tracker in settings.trackers]
 
     def step_done(self, step: int) -> None:
@@ -324,18 +327,3 @@ class StepReader:
                 step = record.get("step")
                 if type(step) is int and step > self._after_step and isinstance(record.get("phase"), str):
                     yield record
-
-
-def flat_config(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted keys; lists become text.
-
-    flat_config({"rollout": {"num_generations": 8}, "eval": {"sets": ["a"]}})
-        == {"rollout.num_generations": 8, "eval.sets": "['a']"}
-    """
-    flat: dict[str, Any] = {}
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        if isinstance(value, Mapping):
-            flat |= flat_config(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, bool | int | float | str | None) else str(value)
-    return flat

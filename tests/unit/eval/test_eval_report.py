@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.eval_results import data_uri, output, picture, question, write_results
+from tests.support.eval_results import output, picture, question, strip, write_results
 from vlm_pg.errors import ConfigError
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.eval.report.embed import Room, flags_of, marks_of, outcome_of
@@ -144,7 +144,7 @@ def test_untrusted_text_is_data_and_never_markup(tmp_path: Path) -> None:
         bad = question("2", fault=(text, text))
         entry = figures(by_category={text: {"accuracy": 0.5, "n": 1}})
         protocol = {"checkpoint": "step-000001", text: {text: text}}
-        shown = {"frames": [text, data_uri(text.encode("utf-8", "replace"))], "seconds": [text, 1.0]}
+        shown = {"frames": [text], "seconds": [text, 1.0]}
         write_results(folder, {"seen": [(one, shown), (bad, None)]}, {"seen": entry, text: entry}, protocol)
         beside = [folder.with_name(f"{folder.name}-{name}") for name in ("other", "later")]
         other = write_results(beside[0], {"seen": [(one, None)]}, {"seen": entry}, protocol)
@@ -208,67 +208,57 @@ def test_what_has_no_room_at_all_is_left_out_and_counted(tmp_path: Path) -> None
         assert "only beginning and end" not in html
 
 
-def test_frames_are_kept_once_and_small(tmp_path: Path) -> None:
-    folder = tmp_path / "a"
-    (folder / "thumbs").mkdir(parents=True)
-    (folder / "thumbs" / "1.png").write_bytes(picture(200, (1280, 720), "PNG"))
+def test_strips_of_frames_are_small(tmp_path: Path) -> None:
     small = picture(1)
-    shown = {"frames": [data_uri(small), "thumbs/1.png"], "seconds": [0.5, 2.0]}
-    rows = [(question(str(index), [RIGHT]), shown) for index in range(3)]
+    folder = tmp_path / "a"
+    shown = [strip(folder, "0.jpg", small), strip(folder, "1.png", picture(200, (1600, 130), "PNG"))]
+    rows = [(question(str(index), [RIGHT]), of_one) for index, of_one in enumerate(shown)]
     page = Page(write_eval_report(write_results(folder, {"seen": rows})))
     pictures = [base64.b64decode(one) for one in page.pictures()]
-    assert len(pictures) == 2
     assert pictures[0] == small
-    assert pictures[1].startswith(b"\xff\xd8\xff") and len(pictures[1]) < 4000
-    assert [one["frames"] for one in page.questions()] == [
-        {"at": [[0, 0], [0, 1]], "seconds": [0.5, 2.0], "why": ""}
-    ] * 3
+    assert pictures[1].startswith(b"\xff\xd8\xff") and len(pictures[1]) < 8000
+    assert [one["strip"] for one in page.questions()] == [{"at": [0, 0], "why": ""}, {"at": [0, 1], "why": ""}]
 
 
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        ("../secret.jpg", "the picture ../secret.jpg lies outside the results folder"),
+        ("../secret.jpg", "the picture ../secret.jpg lies outside the folder a"),
         ("gone.jpg", "the picture gone.jpg is not there"),
-        ("data:image/jpeg;base64,%%", "a frame's data URI is damaged"),
-        ("data:text/html,<b>", "a frame's data URI is no picture in base64"),
-        (data_uri(b"no picture"), "cannot identify image file"),
-        (7, "a frame is neither a data URI nor a path"),
+        ("answers_seen.jsonl", "cannot identify image file"),
     ],
 )
-def test_a_frame_that_cannot_be_used_is_named(tmp_path: Path, frame: object, words: str) -> None:
+def test_a_strip_that_cannot_be_used_is_named(tmp_path: Path, frame: str, words: str) -> None:
     (tmp_path / "secret.jpg").write_bytes(picture(1))
     rows = [(question("1", [RIGHT]), {"frames": [frame], "seconds": [0.0]})]
     page = Page(write_eval_report(write_results(tmp_path / "a", {"seen": rows})))
     (one,) = page.questions()
-    assert one["frames"]["at"] == [] and words in one["frames"]["why"]
+    assert one["strip"]["at"] is None and words in one["strip"]["why"]
     assert page.pictures() == []
 
 
-def framed(name: str, *shades: int, right: bool = True) -> tuple[Answered, dict[str, Any]]:
-    frames = [data_uri(picture(shade)) for shade in shades]
-    seconds = [float(number) for number in range(len(shades))]
-    return question(name, [RIGHT if right else WRONG]), {"frames": frames, "seconds": seconds}
+def framed(folder: Path, name: str, right: bool = True) -> tuple[Answered, dict[str, Any]]:
+    shown = strip(folder, f"{name}.jpg", picture(sum(name.encode())))
+    return question(name, [RIGHT if right else WRONG]), shown
 
 
-def test_frames_beyond_the_room_are_left_out_those_of_wrong_answers_last(tmp_path: Path) -> None:
-    """Six questions of four different images each; room for eight: two of each do not fit either."""
-    rows = [framed(str(n), *range(10 * n, 10 * n + 4), right=n < 3) for n in range(6)]
-    folder = write_results(tmp_path / "a", {"seen": rows})
+def test_strips_beyond_the_room_are_left_out_those_of_wrong_answers_last(tmp_path: Path) -> None:
+    """Six questions, and room for four strips."""
+    folder = tmp_path / "a"
+    write_results(folder, {"seen": [framed(folder, str(n), right=n < 3) for n in range(6)]})
     longest = max(map(len, Page(write_eval_report(folder)).pictures()))
-    path = write_eval_report(folder, room=Room(frames=8 * longest, frames_each=(4, 2)))
-    html, shown = path.read_text("utf-8"), {one["id"]: one["frames"] for one in Page(path).questions()}
-    assert {name: len(one["at"]) for name, one in shown.items()} == {"0": 2, "1": 0, "2": 0, "3": 2, "4": 2, "5": 2}
-    assert shown["3"]["seconds"] == [0.0, 3.0]
+    path = write_eval_report(folder, room=Room(frames=4 * longest))
+    html, shown = path.read_text("utf-8"), {one["id"]: one["strip"] for one in Page(path).questions()}
+    assert [name for name, one in shown.items() if one["at"]] == ["0", "3", "4", "5"]
     assert shown["1"]["why"] == "left out to keep this file small"
-    assert "At most 2 frames of a question are shown" in html
     assert "Frames of 4 of 6 questions are shown; those of 2 are left out" in html
-    # Sets share the room: of the first one's twenty images two are shown, and the second one's.
-    sets = {"first": [framed(str(n), n) for n in range(20)], "second": [framed("x", 99)]}
-    folder = write_results(tmp_path / "b", sets)
+    # Sets share the room: of the first one's twenty strips two are shown, and the second one's.
+    folder = tmp_path / "b"
+    sets = {"first": [framed(folder, str(n)) for n in range(20)], "second": [framed(folder, "x")]}
+    write_results(folder, sets)
     longest = max(map(len, Page(write_eval_report(folder)).pictures()))
     shown_sets = Page(write_eval_report(folder, room=Room(frames=4 * longest))).questions()
-    assert sum(bool(one["frames"]["at"]) for one in shown_sets) == 3 and shown_sets[-1]["frames"]["at"]
+    assert sum(bool(one["strip"]["at"]) for one in shown_sets) == 3 and shown_sets[-1]["strip"]["at"]
 
 
 def test_paired_difference_and_its_clustered_error() -> None:

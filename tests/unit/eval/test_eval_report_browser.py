@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.browser import Browser, browser, needs_browser
-from tests.support.eval_results import data_uri, output, picture, question, write_results
+from tests.support.eval_results import output, picture, question, strip, write_results
 from vlm_pg.eval.report.page import write_eval_report
 
 pytestmark = needs_browser
@@ -38,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sets: five questions of "order" and "count", and two of "count"."""
     folder = tmp_path_factory.mktemp("small")
-    shown = {"frames": [data_uri(picture(shade)) for shade in (10, 200)], "seconds": [0.5, 12.25]}
+    shown = strip(folder / "run", "1.jpg", picture(10))
     first = [
         (question("right", [RIGHT, RIGHT], text="Which comes first?"), shown),
         (question("wrong", [WRONG, WRONG]), None),
@@ -160,7 +160,7 @@ def test_a_question_shows_its_frames_outputs_and_how_they_were_read(page: Browse
     page.open(small)
     assert selected(page) == "right"
     page.wait("[...document.querySelectorAll('.frames img')].every((image) => image.naturalWidth === 64)")
-    assert texts(page, ".frames figcaption") == ["0.5 s", "12.25 s"]
+    assert page.read("document.querySelectorAll('.frames img').length") == 1
     assert texts(page, ".options .gold") == ["B. blue"]
     assert texts(page, ".response pre") == ["I see it. <answer>B</answer>"] * 2
     assert texts(page, ".response .answer") == ["B", "B"]
@@ -209,10 +209,7 @@ def test_hostile_text_is_shown_and_does_nothing(page: Browser, tmp_path: Path) -
         details={HOSTILE: HOSTILE},
     )  # fmt: skip
     bad = question("bad", fault=(HOSTILE, HOSTILE), category=HOSTILE)
-    shown = {
-        "frames": [data_uri(HOSTILE.encode()), data_uri(b"\xff\xd8\xff" + HOSTILE.encode())],
-        "seconds": [0.0, 1.0],
-    }
+    shown = strip(tmp_path / "run", "1.jpg", b"\xff\xd8\xff" + HOSTILE.encode())
     entry = {"accuracy": 0.5, "n": 1, "by_category": {HOSTILE: {"accuracy": 0.5, "n": 1}}}
     folder = write_results(
         tmp_path / "run",

@@ -11,9 +11,9 @@ import pytest
 from tests.support import eval_results as results
 from tests.unit.eval.questions import output, question
 from vlm_pg.errors import VlmPgError
+from vlm_pg.eval.aggregation import aggregate
 from vlm_pg.eval.contracts import Answered
 from vlm_pg.eval.figure_lines import compare, comparison_lines, table
-from vlm_pg.eval.measures import measure
 
 
 def test_paired_difference_by_hand() -> None:
@@ -86,5 +86,5 @@ def test_lines_of_figures_name_counts_as_reports_do() -> None:
         question("a", output(0.0, None, finish_reason="length", num_tokens=30)),
         question("b", fault=("cannot_decode", "damaged")),
     ]
-    (line,) = table({"sets": {"rooms": measure(answers)}})
+    (line,) = table({"sets": {"rooms": aggregate("mean", answers).to_row()}})
     assert line.endswith(", 1 with bad media, 1 outputs unparsed, 1 outputs truncated)")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.eval.questions import output, question
+from vlm_pg.eval.aggregation import aggregate
 from vlm_pg.eval.measures import (
     counts_of,
     figure_of,
@@ -17,7 +18,6 @@ from vlm_pg.eval.measures import (
     majority_at_k,
     mean_of,
     mean_of_estimates,
-    measure,
     question_pass_at_k,
     t_quantile,
 )
@@ -138,7 +138,7 @@ def test_what_is_missing_is_counted_by_cause() -> None:
     assert counts_of(answered) == questions | outputs
     assert counts_of([question("a")])["n_no_output"] == 1
     # a: (1 + 0) / 2; e: its second output does not count: 1.
-    row = measure(answered)
+    row = aggregate("mean", answered).to_row()
     assert row["accuracy"] == 0.75 and row["n"] == 2
     assert row["mean_tokens"] == 20.0 and row["chance"] == 0.5
     assert row["unparsed_share"] == 0.5 and row["truncated_share"] == pytest.approx(1 / 6)
@@ -147,7 +147,7 @@ def test_what_is_missing_is_counted_by_cause() -> None:
 def test_what_does_not_count_is_in_no_vote_and_no_pass() -> None:
     """A wrong B, and two right outputs of which one is left out: of the pair that counts A and B share the vote."""
     left_out = output(1.0, "A", counts=False)
-    row = measure([question("a", output(1.0, "A"), output(0.0, "B"), left_out)])
+    row = aggregate("mean", [question("a", output(1.0, "A"), output(0.0, "B"), left_out)]).to_row()
     assert row["pass_at_k"] == {"1": 0.5, "2": 1.0, "3": None}
     assert row["majority_at_k"] == {"1": 0.5, "2": 0.5, "3": None}
 
@@ -155,7 +155,7 @@ def test_what_does_not_count_is_in_no_vote_and_no_pass() -> None:
 def test_measures_of_two_categories() -> None:
     first = question("a", output(1.0, "A"), output(1.0, "A"), output(0.0, "B"), category="x")
     second = question("b", *[output(0.0, "B")] * 3, category="y", options=(), kind="numerical")
-    row = measure([first, second], formats=[1.0, 0.0, None])
+    row = aggregate("mean", [first, second], formats=[1.0, 0.0, None]).to_row()
     assert row["accuracy"] == pytest.approx(1 / 3) and row["n"] == row["n_total"] == row["clusters"] == 2
     assert row["standard_error"] == pytest.approx(1 / 3)
     assert row["by_category"]["x"]["accuracy"] == pytest.approx(2 / 3) and row["by_category"]["y"]["n"] == 1
@@ -166,6 +166,6 @@ def test_measures_of_two_categories() -> None:
 
 
 def test_nothing_has_no_figures() -> None:
-    row = measure([])
+    row = aggregate("mean", []).to_row()
     assert row["accuracy"] is None and row["standard_error"] is None and row["n"] == 0 and row["unparsed_share"] is None
     assert row["pass_at_k"] == {} and row["by_category"] == {} and row["chance"] is None

@@ -19,8 +19,9 @@ from vlm_pg.observe import trackers as module
 from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.settings import ObserveSettings
+from vlm_pg.observe.text import dotted
 from vlm_pg.observe.tracker_adapters import Adapter, Row, TrackedRun
-from vlm_pg.observe.trackers import ADAPTERS, SentSteps, StepReader, Trackers, flat_config, is_installed, refuse_missing
+from vlm_pg.observe.trackers import ADAPTERS, SentSteps, StepReader, Trackers, is_installed, refuse_missing
 from vlm_pg.training.main import train
 
 PATIENCE_SECONDS = 120.0
@@ -375,15 +376,14 @@ def test_long_texts_are_cut_and_control_characters_shown(tmp_path: Path) -> None
     assert rows[1].response == "\u241b[31mred\ufffd \ufffd \u2407"
 
 
-def test_settings_are_flat_and_lists_are_text() -> None:
-    nested = {"rollout": {"num_generations": 8, "stop": ["a", "b"]}, "data": {"eval": {"seen": "x.jsonl"}}, "n": None}
-    assert flat_config(nested) == {
+def test_nested_settings_have_dotted_keys() -> None:
+    nested = {"rollout": {"num_generations": 8, "stop": ["a"]}, "data": {"eval": {"seen": "x.jsonl"}}, "n": {}}
+    assert dict(dotted(nested)) == {
         "rollout.num_generations": 8,
-        "rollout.stop": "['a', 'b']",
+        "rollout.stop": ["a"],
         "data.eval.seen": "x.jsonl",
-        "n": None,
+        "n": {},
     }
-    assert flat_config("no mapping") == {}
 
 
 def test_a_state_that_cannot_be_read_is_empty(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -168,11 +169,7 @@ class Protocol(Settings):
         return replace(sample, media=tuple(replace(ref, start=None, end=None) for ref in sample.media))
 
     def media_settings(self, base: MediaSettings) -> MediaSettings:
-        """``base`` with what the protocol sets; frames and sizes that it does not are those of the defaults.
-
-        Raises:
-            ValueError: they do not go together with the limits of ``base``.
-        """
+        """``base`` with what the protocol sets; frames and sizes that it does not are those of the defaults."""
         seen = {key: MediaSettings.model_fields[key].get_default() for key in MEDIA_KEYS}
         return MediaSettings.model_validate({**base.model_dump(), **seen, **self.media})
 
@@ -202,48 +199,31 @@ def detail_text(value: Any) -> str:
 
 PLACEHOLDERS = ("question", "options", "subtitles")
 DETAILS = "details."
-_MARKS = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{[^{}]*\}|[{}]")
-
-
-@dataclass(frozen=True)
-class Placeholder:
-    """Stands for a part of the question; ``name`` as between its braces."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class Optional:
-    """A part that is left out where one of its placeholders is empty."""
-
-    parts: tuple[str | Placeholder, ...]
+_OPTIONAL = re.compile(r"\[\[|\]\]")
+# A text, and the name of the placeholder behind it, if there is one.
+Piece = tuple[str, str | None]
 
 
 @dataclass(frozen=True)
 class Template:
-    """A text with placeholders, parsed."""
+    """A text with placeholders, parsed. Every second part is left out where one of its placeholders is empty."""
 
-    parts: tuple[str | Placeholder | Optional, ...]
+    parts: tuple[tuple[Piece, ...], ...]
 
     @property
     def placeholders(self) -> tuple[str, ...]:
         """The names of all placeholders, in order."""
-        flat = [one for part in self.parts for one in (part.parts if isinstance(part, Optional) else (part,))]
-        return tuple(part.name for part in flat if isinstance(part, Placeholder))
+        return tuple(name for part in self.parts for _, name in part if name is not None)
 
     def fill(self, value: Callable[[str, bool], str]) -> str:
         """The text; ``value(name, is_optional)`` returns the content of a placeholder, "" for nothing."""
-        return "".join(_filled(part, value, False) for part in self.parts)
-
-
-def _filled(part: str | Placeholder | Optional, value: Callable[[str, bool], str], is_optional: bool) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Placeholder):
-        return value(part.name, is_optional)
-    if any(isinstance(one, Placeholder) and not value(one.name, True) for one in part.parts):
-        return ""
-    return "".join(_filled(one, value, True) for one in part.parts)
+        texts: list[str] = []
+        for number, part in enumerate(self.parts):
+            is_optional = number % 2 == 1
+            values = [None if name is None else value(name, is_optional) for _, name in part]
+            if not (is_optional and "" in values):
+                texts += [text + (filled or "") for (text, _), filled in zip(part, values, strict=True)]
+        return "".join(texts)
 
 
 def parse(text: str) -> Template:
@@ -252,54 +232,42 @@ def parse(text: str) -> Template:
     Raises:
         ValueError: an unknown placeholder (with the nearest known one), a lone brace, or unpaired brackets.
     """
-    whole: list[str | Placeholder | Optional] = []
-    inner: list[str | Placeholder] | None = None
-    end = 0
-    for mark in _MARKS.finditer(text):
-        found = mark.group()
-        current = whole if inner is None else inner
-        current.append(text[end : mark.start()])
-        end = mark.end()
-        if found in ("{{", "}}"):
-            current.append(found[0])
-        elif found == "[[":
-            if inner is not None:
-                raise _unpaired(text, "another '[[' stands inside '[['")
-            inner = []
-        elif found == "]]":
-            if inner is None:
-                raise _unpaired(text, "']]' ends nothing")
-            whole.append(Optional(tuple(part for part in inner if part != "")))
-            inner = None
-        elif len(found) == 1:
-            raise ValueError(
-                f"the template {_shown(text)} has a lone '{found}'. A placeholder such as {{question}} is allowed. "
-                f"Write '{found * 2}' for the brace itself."
-            )
-        else:
-            current.append(_placeholder(found[1:-1], text))
-    if inner is not None:
-        raise _unpaired(text, "'[[' is not ended")
-    whole.append(text[end:])
-    return Template(tuple(part for part in whole if part != ""))
+    brackets = _OPTIONAL.findall(text)
+    if brackets != ["[[", "]]"] * (len(brackets) // 2):
+        raise ValueError(
+            f"in the template {_shown(text)}, '[[' and ']]' do not follow each other in pairs. Parts that may be left "
+            "out stand between them, not within each other. Correct the brackets."
+        )
+    return Template(tuple(_pieces(part, text) for part in _OPTIONAL.split(text)))
 
 
-def _placeholder(name: str, text: str) -> Placeholder:
-    if name in PLACEHOLDERS or (name.startswith(DETAILS) and name != DETAILS):
-        return Placeholder(name)
+def _pieces(part: str, text: str) -> tuple[Piece, ...]:
+    """``part`` of a template's ``text``, by the rules of Python's format strings."""
+    try:
+        parsed = list(Formatter().parse(part))
+    except ValueError as error:
+        raise ValueError(
+            f"the template {_shown(text)} has a lone brace ({error}). A placeholder such as {{question}} is allowed. "
+            "Write '{{' or '}}' for the brace itself."
+        ) from None
+    pieces: list[Piece] = []
+    for literal, name, form, conversion in parsed:
+        if name is not None:
+            # Both may be in a key of details, too.
+            name += (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            if name not in PLACEHOLDERS and not (name.startswith(DETAILS) and name != DETAILS):
+                raise _unknown_placeholder(name, text)
+        pieces.append((literal, name))
+    return tuple(pieces)
+
+
+def _unknown_placeholder(name: str, text: str) -> ValueError:
     near = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.5)
     advice = f"Did you mean {{{near[0]}}}?" if near else "Correct it, or write '{{' and '}}' for braces themselves."
     known = ", ".join(f"{{{one}}}" for one in PLACEHOLDERS)
-    raise ValueError(
+    return ValueError(
         f"the template {_shown(text)} names the placeholder {{{name}}}. Placeholders are {known} and "
         f"{{details.KEY}}. {advice}"
-    )
-
-
-def _unpaired(text: str, problem: str) -> ValueError:
-    return ValueError(
-        f"in the template {_shown(text)}, {problem}. Parts that may be left out stand between '[[' and ']]', not "
-        "within each other. Correct the brackets."
     )
 
 

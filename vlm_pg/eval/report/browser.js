@@ -286,27 +286,17 @@
     return box;
   }
 
-  function framesOf(frames) {
-    if (!frames) return [];
-    const parts = [];
-    if (frames.at.length) {
-      const strip = element("div", "frames");
-      strip.tabIndex = 0;
-      strip.setAttribute("aria-label", "Frames that the model saw, in order");
-      frames.at.forEach(([chunk, place], number) => {
-        const figure = element("figure");
-        const image = element("img");
-        const seconds = frames.seconds[number];
-        image.src = "data:image/jpeg;base64," + frameChunk(chunk)[place];
-        image.alt = "frame " + (number + 1) + (seconds === null ? "" : " at " + plain(seconds) + " s");
-        figure.append(image);
-        if (seconds !== null) figure.append(element("figcaption", "", plain(seconds) + " s"));
-        strip.append(figure);
-      });
-      parts.push(strip);
-    }
-    if (frames.why) parts.push(element("p", "absent", "Frames: " + frames.why + "."));
-    return parts;
+  function framesOf(strip) {
+    if (!strip) return [];
+    if (!strip.at) return [element("p", "absent", "Frames: " + strip.why + ".")];
+    const [chunk, place] = strip.at;
+    const frames = element("div", "frames");
+    frames.tabIndex = 0;
+    const image = element("img");
+    image.src = "data:image/jpeg;base64," + frameChunk(chunk)[place];
+    image.alt = "frames that the model saw, in order";
+    frames.append(image);
+    return [frames];
   }
 
   function questionOf(index, detail) {
@@ -317,7 +307,6 @@
     detail.options.forEach((option, place) => {
       options.append(element("li", detail.gold_at.includes(place) ? "gold" : "", option));
     });
-    if (detail.more_options) options.append(element("li", "", `${detail.more_options} more options`));
     const facts = element("dl", "facts");
     const add = (name, value) => {
       const pair = element("div");
@@ -350,7 +339,7 @@
     const head = element("div", "head");
     const where = element("span", "", [sets[columns.set[index]], categories[columns.category[index]]].filter(Boolean).join(" · "));
     head.append(where, element("code", "", columns.id[index]), element("small", "", `${(at + 1).toLocaleString("en")} of ${total.toLocaleString("en")}`));
-    const parts = [head, ...framesOf(detail.frames), questionOf(index, detail)];
+    const parts = [head, ...framesOf(detail.strip), questionOf(index, detail)];
     if (detail.fault) parts.push(element("p", "absent", `This question could not be asked (${detail.fault[0]}): ${detail.fault[1]}`));
     const outputs = element("div", "outputs");
     outputs.append(...detail.outputs.map((output, number) => outputOf(output, number + 1)));

@@ -1,4 +1,4 @@
-"""The questions of a results folder as pieces of the page: an index to filter by, pages of questions, frames.
+"""The questions of a results folder as pieces of the page: an index to filter by, pages of questions, pictures.
 
 The index and each page are JSON, compressed and in base64, so that nothing in them can end a script element; the
 browser unpacks a page of questions when it shows one of them.
@@ -7,8 +7,6 @@ browser unpacks a page of questions when it shows one of them.
 from __future__ import annotations
 
 import base64
-import binascii
-import hashlib
 import io
 import json
 import zlib
@@ -20,8 +18,8 @@ from typing import Any
 from PIL import Image
 
 from vlm_pg.eval.contracts import Answered, Output
-from vlm_pg.eval.report.results import Marks, Results, label, score_of
-from vlm_pg.observe.report.markup import first, number_or_none
+from vlm_pg.eval.report.results import Marks, Results, label
+from vlm_pg.observe.report.rollouts import read_picture
 from vlm_pg.observe.text import one_line, visible
 from vlm_pg.types import right_letters
 
@@ -31,15 +29,15 @@ WRONG, PARTLY, RIGHT, NO_VALUE = range(4)
 # Flags to filter by; a question has the sum of those that apply.
 UNPARSED, DISAGREEING, TRUNCATED, BAD_MEDIA, OTHERS_DIFFER, JUDGED = 1, 2, 4, 8, 16, 32
 
-_MAX_OPTIONS, _MAX_OUTPUTS, _MAX_DETAILS, _MAX_MARKS = 50, 64, 40, 32
+_MAX_OUTPUTS, _MAX_MARKS = 64, 32
 _OPTION_CHARACTERS, _SHORT_CHARACTERS, _PREVIEW_CHARACTERS = 500, 300, 130
 
-HEIGHT, WIDTH = 120, 320  # of a thumbnail at most, in pixels
+HEIGHT, WIDTH = 130, 1280  # of a strip of frames at most, in pixels
 _KEPT_BYTES = 8_000  # a JPEG up to this size is embedded unchanged
-_MAX_SOURCE_BYTES = 20_000_000
 _QUALITY = 60
 _CHUNK_CHARACTERS = 1_000_000
-_Frames = dict[tuple[str, int], dict[str, Any] | None]
+# Of the questions that have a strip of frames, by set and index: where it is in the page, or why it is not.
+_Strips = dict[tuple[str, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,17 +45,15 @@ class Room:
     """Limits of a report's size.
 
     Args:
-        text, frames: characters of the compressed texts and of the thumbnails in the page.
+        text, frames: characters of the compressed texts and of the strips of frames in the page.
         questions: at most.
         lengths: characters to which a text is cut; the first with which all questions fit, or the last.
-        frames_each: frames of a question; the first with which all questions fit, or the last.
     """
 
     text: int = 60_000_000
     frames: int = 28_000_000
     questions: int = 40_000
     lengths: tuple[int, ...] = (8000, 4000, 2000, 1000, 400)
-    frames_each: tuple[int, ...] = (12, 8, 4)
 
 
 @dataclass
@@ -79,16 +75,14 @@ def embed(results: Results, others: Sequence[tuple[str, Marks]], room: Room | No
         room: its size; a little below 100 MB by default.
     """
     room = room or Room()
-    for most in room.frames_each:
-        pool, frames = FramePool(results.folder), _Frames()
-        if _fill(results, room, most, pool, frames):
-            break
+    pool = StripPool(results.folder)
+    strips = _strips(results, room, pool)
     for length in room.lengths:
         pages = _Pages(length, room)
         for name, index, answered in _questions(results):
-            marks = [of_run.get(name, {}).get(str(answered.sample_id)) for _, of_run in others]
+            marks = [of_run.get(name, {}).get(answered.sample_id) for _, of_run in others]
             scores = [None if mark is None else mark.score for mark in marks]
-            if not pages.add(name, answered, frames.get((name, index)), (name, index) in frames, scores):
+            if not pages.add(name, answered, strips.get((name, index)), scores):
                 break
         pages.close_page()
         if not pages.full:
@@ -97,7 +91,7 @@ def embed(results: Results, others: Sequence[tuple[str, Marks]], room: Room | No
         index=_compressed(pages.index([label(name) for name, _ in others])),
         pages=pages.pages,
         frames=pool.chunks(),
-        left_out=_left_out(results, pages, frames, most),
+        left_out=_left_out(results, pages, strips),
         num_questions=pages.count,
     )
 
@@ -109,24 +103,22 @@ def _questions(results: Results) -> Iterator[tuple[str, int, Answered]]:
             yield name, index, answered
 
 
-def _fill(results: Results, room: Room, most: int, pool: FramePool, frames: _Frames) -> bool:
-    """Add up to ``most`` frames of each question to the pool; None where there was no room for them.
+def _strips(results: Results, room: Room, pool: StripPool) -> _Strips:
+    """Add the questions' strips to the pool, as long as there is room.
 
-    False as soon as a question has no room, unless there is no smaller number of frames to try. Sets share the room
-    equally, and the next may use what one leaves. Within a set, questions that are not entirely right come first.
+    Sets share the room equally, and the next may use what one leaves. Within a set, questions that are not entirely
+    right come first.
     """
-    last = most == room.frames_each[-1]
+    strips: _Strips = {}
     for done, name in enumerate(results.answers):
         limit = pool.size + (room.frames - pool.size) // (len(results.answers) - done)
         for right in (False, True):
             for index, (answered, shown) in enumerate(results.rows(name)):
                 if shown.get("frames") and right == (outcome_of(answered) == RIGHT):
-                    found = frames[name, index] = pool.add(shown, most, limit)
-                    if found is None:
-                        if not last:
-                            return False
-                        limit = 0  # from now on only frames that the pool already has
-    return True
+                    strips[name, index] = found = pool.add(shown["frames"][0], limit)
+                    if found["why"] == NO_ROOM:
+                        limit = 0  # a smaller one may not come before this one
+    return strips
 
 
 @dataclass
@@ -144,18 +136,11 @@ class _Pages:
     _sets: dict[str, int] = field(default_factory=dict)
     _categories: dict[str, int] = field(default_factory=dict)
 
-    def add(
-        self,
-        name: str,
-        answered: Answered,
-        frames: dict[str, Any] | None,
-        has_frames: bool,
-        scores: Sequence[float | None],
-    ) -> bool:
+    def add(self, name: str, answered: Answered, strip: dict[str, Any] | None, scores: Sequence[float | None]) -> bool:
         """Add a question; False if there is no more room, for it or for the page that it completed."""
         if self.full or self.count >= self.room.questions:
             return False
-        score = score_of(answered)
+        score = answered.score
         flags = flags_of(answered)
         if score is not None and any(other is not None and abs(other - score) > 1e-9 for other in scores):
             flags += OTHERS_DIFFER
@@ -176,8 +161,8 @@ class _Pages:
         for key, value in row.items():
             self._columns.setdefault(key, []).append(value)
         detail = detail_of(answered, self.length)
-        if has_frames:
-            detail["frames"] = frames or {"at": [], "seconds": [], "why": "left out to keep this file small"}
+        if strip is not None:
+            detail["strip"] = strip
         self._waiting.append(detail)
         self.count += 1
         if len(self._waiting) == PAGE_QUESTIONS:
@@ -210,7 +195,7 @@ class _Pages:
         }
 
 
-def _left_out(results: Results, pages: _Pages, frames: _Frames, most: int) -> list[str]:
+def _left_out(results: Results, pages: _Pages, strips: _Strips) -> list[str]:
     sentences = []
     total = sum(1 for _ in _questions(results))
     if pages.count < total:
@@ -223,12 +208,10 @@ def _left_out(results: Results, pages: _Pages, frames: _Frames, most: int) -> li
             f"Of texts longer than {pages.length:,} characters only beginning and end are shown here, to keep this "
             "file small; the whole is in the folder's answers files."
         )
-    if most < pages.room.frames_each[0] and frames:
-        sentences.append(f"At most {most} frames of a question are shown, evenly spaced, to keep this file small.")
-    absent = sum(found is None for found in frames.values())
+    absent = sum(strip["why"] == NO_ROOM for strip in strips.values())
     if absent:
         sentences.append(
-            f"Frames of {len(frames) - absent:,} of {len(frames):,} questions are shown; those of {absent:,} are left "
+            f"Frames of {len(strips) - absent:,} of {len(strips):,} questions are shown; those of {absent:,} are left "
             "out to keep this file small. Questions that were not answered right came first."
         )
     return sentences + [
@@ -248,7 +231,7 @@ def _compressed(value: Any) -> str:
 
 def outcome_of(answered: Answered) -> int:
     """RIGHT: every output that counts scores 1; WRONG: every one scores 0; PARTLY: anything between."""
-    score = score_of(answered)
+    score = answered.score
     if score is None:
         return NO_VALUE
     return RIGHT if score >= 1 else WRONG if score <= 0 else PARTLY
@@ -270,33 +253,29 @@ def flags_of(answered: Answered) -> int:
 
 def marks_of(answered: Answered) -> str:
     """A character per output, for the row of squares: its score in tenths ("0" to "9", "A" for 1), "-" without one."""
-    scores = [number_or_none(one.reading.score) if one.reading.counts else None for one in answered.outputs]
+    scores = [one.reading.score if one.reading.counts else None for one in answered.outputs]
     tenths = ["-" if score is None else "0123456789A"[int(10 * min(max(score, 0.0), 1.0))] for score in scores]
     return "".join(tenths[:_MAX_MARKS]) + ("+" if len(tenths) > _MAX_MARKS else "")
 
 
 def detail_of(answered: Answered, limit: int) -> dict[str, Any]:
     """All data of a question; texts longer than ``limit`` characters lose their middle."""
-    options, more_options = first(answered.options, _MAX_OPTIONS)
-    outputs, more_outputs = first(answered.outputs, _MAX_OUTPUTS)
-    details = answered.details if isinstance(answered.details, dict) else {}
     has_letters = answered.kind in ("multiple_choice", "multiple_select")
     letters = right_letters(str(answered.gold)) if has_letters else set()
     return {
         "question": pieces(answered.question, limit),
-        "options": [_short(option, _OPTION_CHARACTERS) for option in options],
-        "more_options": more_options,
+        "options": [_short(option, _OPTION_CHARACTERS) for option in answered.options],
         "gold": _short(answered.gold, _OPTION_CHARACTERS),
-        "gold_at": [index for index, option in enumerate(options) if str(option).split(".", 1)[0] in letters],
+        "gold_at": [index for index, option in enumerate(answered.options) if str(option).split(".", 1)[0] in letters],
         "kind": label(answered.kind),
         "cluster": _short(answered.cluster),
         "details": [
             [label(name), _short(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))]
-            for name, value in list(details.items())[:_MAX_DETAILS]
+            for name, value in answered.details.items()
         ],
         "fault": None if answered.fault is None else [label(answered.fault[0]), _short(answered.fault[1], 2000)],
-        "outputs": [_output(one, limit) for one in outputs],
-        "more_outputs": more_outputs,
+        "outputs": [_output(one, limit) for one in answered.outputs[:_MAX_OUTPUTS]],
+        "more_outputs": max(0, len(answered.outputs) - _MAX_OUTPUTS),
     }
 
 
@@ -305,16 +284,16 @@ def _output(one: Output, limit: int) -> dict[str, Any]:
     return {
         "text": pieces(one.text, limit),
         "answer": None if reading.answer is None else _short(reading.answer),
-        "score": number_or_none(reading.score),
+        "score": reading.score,
         "note": _short(reading.note),
-        "counts": reading.counts is not False,
+        "counts": reading.counts,
         "cut_off": one.finish_reason == "length",
-        "tokens": number_or_none(one.num_tokens),
+        "tokens": one.num_tokens,
         "judged": judged
         and {
-            "decided": judged.decided is True,
+            "decided": judged.decided,
             "answer": None if judged.answer is None else _short(judged.answer),
-            "score": number_or_none(judged.score),
+            "score": judged.score,
             "note": _short(judged.note),
             "reply": pieces(judged.reply, limit),
         },
@@ -335,20 +314,20 @@ def _short(text: object, limit: int = _SHORT_CHARACTERS) -> str:
     return visible(words) if len(words) <= limit else visible(words[:limit]) + " …"
 
 
-# ---- frames ----
+# ---- strips of frames ----
+
+NO_ROOM = "left out to keep this file small"
 
 
-class FramePool:
-    """Collects frames as small JPEGs, each once; ``chunks`` are JSON lists of them in base64.
+class StripPool:
+    """Collects strips of frames as small JPEGs; ``chunks`` are JSON lists of them in base64.
 
     Args:
         folder: the results folder; no picture outside of it is read.
     """
 
     def __init__(self, folder: Path):
-        self._folder = folder.resolve()
-        # By the hash of its source: chunk and index of an image, or why there is none.
-        self._locations: dict[bytes, tuple[int, int] | str] = {}
+        self._folder = folder
         self._chunks: list[list[str]] = [[]]
         self._in_chunk = 0
         self.size = 0
@@ -357,71 +336,27 @@ class FramePool:
         """The lists as JSON."""
         return [json.dumps(chunk, separators=(",", ":")) for chunk in self._chunks if chunk]
 
-    def add(self, shown: dict[str, Any], most: int, room: int) -> dict[str, Any] | None:
-        """Add a question's frames, at most ``most`` of them, evenly spaced.
+    def add(self, name: object, room: int) -> dict[str, Any]:
+        """Add a strip by its path in the folder, unless the pool would become larger than ``room`` characters.
 
         Returns:
-            ``{"at": [[chunk, index], ...], "seconds": [...], "why": "..."}``: where they are, the time of each (None if
-            unknown), and the fault of one that could not be used ("" if none). None, and nothing is added, if they
-            would make the pool larger than ``room`` characters.
+            ``{"at": [chunk, index], "why": ""}``, or why it is not there: ``{"at": None, "why": "..."}``.
         """
-        frames = shown.get("frames")
-        frames = frames if isinstance(frames, list) else []
-        times = shown.get("seconds")
-        times = times if isinstance(times, list) and len(times) == len(frames) else [None] * len(frames)
-        count = min(len(frames), most)
-        chosen = [index * (len(frames) - 1) // max(1, count - 1) for index in range(count)]
-        keys = [hashlib.sha256(str(frames[index]).encode("utf-8", "replace")).digest() for index in chosen]
-        unknown = {key: frames[index] for key, index in zip(keys, chosen, strict=True) if key not in self._locations}
-        if unknown and self.size >= room:
-            return None
-        new: dict[bytes, str] = {}
-        faults: dict[bytes, str] = {}
-        for key, frame in unknown.items():
-            try:
-                new[key] = base64.b64encode(small_jpeg(self._bytes_of(frame))).decode("ascii")
-            except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
-                faults[key] = visible(str(error))[:300]
-        if new and self.size + sum(map(len, new.values())) > room:
-            return None
-        self._locations |= {key: self._store(image) for key, image in new.items()}
-        self._locations |= faults
-        found = [(self._locations[key], number_or_none(times[index])) for key, index in zip(keys, chosen, strict=True)]
-        return {
-            "at": [location for location, _ in found if not isinstance(location, str)],
-            "seconds": [seconds for location, seconds in found if not isinstance(location, str)],
-            "why": next((fault for fault, _ in found if isinstance(fault, str)), ""),
-        }
-
-    def _store(self, picture: str) -> tuple[int, int]:
-        if self._in_chunk + len(picture) > _CHUNK_CHARACTERS and self._chunks[-1]:
+        if self.size >= room:
+            return {"at": None, "why": NO_ROOM}
+        try:
+            strip = base64.b64encode(small_jpeg(read_picture(self._folder, str(name)))).decode("ascii")
+        except (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError) as error:
+            return {"at": None, "why": visible(str(error))[:300]}
+        if self.size + len(strip) > room:
+            return {"at": None, "why": NO_ROOM}
+        if self._in_chunk + len(strip) > _CHUNK_CHARACTERS and self._chunks[-1]:
             self._chunks.append([])
             self._in_chunk = 0
-        self._chunks[-1].append(picture)
-        self._in_chunk += len(picture)
-        self.size += len(picture)
-        return len(self._chunks) - 1, len(self._chunks[-1]) - 1
-
-    def _bytes_of(self, source: object) -> bytes:
-        """The content of a data URI or of a path inside the folder. Raises ValueError, OSError."""
-        if not isinstance(source, str):
-            raise ValueError("a frame is neither a data URI nor a path")
-        if source.startswith("data:"):
-            head, _, data = source.partition(",")
-            if not head.startswith("data:image/") or not head.endswith(";base64") or len(data) > _MAX_SOURCE_BYTES:
-                raise ValueError("a frame's data URI is no picture in base64, or is too large")
-            try:
-                return base64.b64decode(data, validate=True)
-            except binascii.Error as error:
-                raise ValueError(f"a frame's data URI is damaged: {error}") from error
-        path = (self._folder / source).resolve()
-        if self._folder not in path.parents:
-            raise ValueError(f"the picture {source} lies outside the results folder")
-        if not path.is_file():
-            raise ValueError(f"the picture {source} is not there")
-        if path.stat().st_size > _MAX_SOURCE_BYTES:
-            raise ValueError(f"the picture {source} is larger than {_MAX_SOURCE_BYTES:,} bytes")
-        return path.read_bytes()
+        self._chunks[-1].append(strip)
+        self._in_chunk += len(strip)
+        self.size += len(strip)
+        return {"at": [len(self._chunks) - 1, len(self._chunks[-1]) - 1], "why": ""}
 
 
 def small_jpeg(data: bytes) -> bytes:

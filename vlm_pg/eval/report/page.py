@@ -25,11 +25,10 @@ from vlm_pg.observe.report.markup import (
     tile,
     write_page,
 )
-from vlm_pg.observe.text import visible
+from vlm_pg.observe.text import dotted, visible
 
 MAX_RUNS = 6  # as many as there are colours
 _HERE = Path(__file__).parent
-_MAX_SETS, _MAX_CATEGORIES, _MAX_PROTOCOL, _MAX_NOTES = 100, 200, 300, 20
 _COUNTS = ("n", "n_total", "n_unparsed", "n_truncated", "n_bad_media")
 _JUDGE_COUNTS = ("n_asked", "n_raised", "n_lowered", "n_valued", "n_undecided", "n_unreached")
 
@@ -77,7 +76,6 @@ def write_eval_report(
     comparison = comparison_rows(marks[0], others)
     of_run = [read_results(Path(one)) for one in checkpoints]
     charts = step_charts([this, *of_run] if of_run and this.step is not None else of_run)
-    protocol, more_protocol = protocol_rows(runs)
     nav = {"accuracy": True, "comparison": comparison, "steps": charts, "categories": True, "protocol": True}
     titles = {"steps": "Training steps"}
     return write_page(
@@ -103,8 +101,7 @@ def write_eval_report(
         by_k=ks[1],
         comparison=comparison,
         charts=charts,
-        protocol=protocol,
-        more_protocol=more_protocol,
+        protocol=protocol_rows(runs),
         embedded=embedded,
         # Element id and content of each piece. Base64 and lists of it hold nothing that could be markup.
         data=[(name, Markup(piece)) for name, piece in pieces.items()],
@@ -139,7 +136,7 @@ def _tiles(this: Results) -> list[dict[str, Any]]:
 
 
 def _set_names(runs: Sequence[Results]) -> list[str]:
-    return list(dict.fromkeys(name for run in runs for name in run.sets))[:_MAX_SETS]
+    return list(dict.fromkeys(name for run in runs for name in run.sets))
 
 
 def set_views(runs: Sequence[Results]) -> list[dict[str, Any]]:
@@ -148,14 +145,10 @@ def set_views(runs: Sequence[Results]) -> list[dict[str, Any]]:
     for name in _set_names(runs):
         entries = [run.sets.get(name, {}) for run in runs]
         newest = next(entry for entry in entries if entry)
-        categories = list(dict.fromkeys(key for entry in entries for key in dict_at(entry, "by_category")))
-        shown = [
-            _bar_row(key, [dict_at(entry, "by_category", key) for entry in entries], None)
-            for key in categories[:_MAX_CATEGORIES]
-        ]
-        more = max(0, len(categories) - _MAX_CATEGORIES)
+        names = dict.fromkeys(key for entry in entries for key in dict_at(entry, "by_category"))
+        categories = [_bar_row(key, [dict_at(entry, "by_category", key) for entry in entries], None) for key in names]
         row = _bar_row(name, entries, number_or_none(newest.get("chance")))
-        views.append(row | {"categories": shown, "more_categories": more})
+        views.append(row | {"categories": categories})
     return views
 
 
@@ -186,10 +179,8 @@ def note_rows(runs: Sequence[Results]) -> list[str]:
     rows = []
     for run in runs:
         of_run = f" ({label(run.name)})" if len(runs) > 1 else ""
-        for name, entry in list(run.sets.items())[:_MAX_SETS]:
-            notes = entry.get("notes")
-            for note in notes[:_MAX_NOTES] if isinstance(notes, list) else ():
-                rows.append(f"{label(name)}{of_run}: {visible(str(note))[:_MAX_PROTOCOL]}")
+        for name, entry in run.sets.items():
+            rows += [f"{label(name)}{of_run}: {visible(note)}" for note in entry.get("notes", ())]
     return rows
 
 
@@ -267,24 +258,17 @@ def step_charts(checkpoints: Sequence[Results]) -> list[Markup]:
     return charts
 
 
-def protocol_rows(runs: Sequence[Results]) -> tuple[list[dict[str, Any]], int]:
-    """Settings by dotted key with their value in every run, and how many more there are; ``differs`` marks those that
-    are not the same in all of them.
-    """
-    flat = [dict(_flattened("", run.protocol)) for run in runs]
-    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+def protocol_rows(runs: Sequence[Results]) -> list[dict[str, Any]]:
+    """Settings by dotted key with their value in every run; ``differs`` marks those that are not the same in all."""
+    flat = [
+        {key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in settings}
+        for settings in (dotted(run.protocol) for run in runs)
+    ]
     rows = []
-    for key in keys[:_MAX_PROTOCOL]:
+    for key in dict.fromkeys(key for settings in flat for key in settings):
         values = [settings.get(key, "–") for settings in flat]
         rows.append({"key": key, "values": values, "differs": len(set(values)) > 1})
-    return rows, max(0, len(keys) - _MAX_PROTOCOL)
-
-
-def _flattened(prefix: str, value: Any, depth: int = 0) -> list[tuple[str, str]]:
-    if isinstance(value, dict) and value and depth < 8:
-        return [pair for key, inner in value.items() for pair in _flattened(f"{prefix}.{key}", inner, depth + 1)]
-    words = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return [(prefix.removeprefix("."), words)]
+    return rows
 
 
 def comparison_rows(own: Marks, others: Sequence[tuple[str, Marks]]) -> list[list[str]]:

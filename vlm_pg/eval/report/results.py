@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlm_pg.errors import ConfigError
-from vlm_pg.eval.answer_files import file_name
+from vlm_pg.eval.answer_files import file_name, parsed_row
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.files import parse_json_line
-from vlm_pg.observe.report.markup import dict_at, number_or_none
+from vlm_pg.observe.report.markup import dict_at
 from vlm_pg.observe.text import visible
 
 _PART = re.compile(r"\.part-\d{1,9}\.jsonl")
@@ -50,15 +49,11 @@ class Results:
         path, damaged = self.answers[name], 0
         with path.open("rb") as file:
             for line in file:
-                row = parse_json_line(line)
-                try:
-                    answered = None if row is None else Answered.from_row(row)
-                except (KeyError, TypeError, IndexError):
-                    answered = None
-                if row is None or answered is None:
+                row = parsed_row(line)
+                if row is None:
                     damaged += bool(line.strip())
                 else:
-                    yield answered, dict_at(row, "shown")
+                    yield Answered.from_row(row), dict_at(row, "shown")
         if damaged:
             self.damaged[path.name] = damaged
 
@@ -110,19 +105,9 @@ def _read_figures(path: Path) -> tuple[dict[str, Any], str]:
 def read_marks(results: Results) -> Marks:
     """Score and cluster of every question, by set and sample id."""
     return {
-        name: {
-            str(answered.sample_id): Mark(score_of(answered), str(answered.cluster))
-            for answered, _ in results.rows(name)
-        }
+        name: {answered.sample_id: Mark(answered.score, answered.cluster) for answered, _ in results.rows(name)}
         for name in results.answers
     }
-
-
-def score_of(answered: Answered) -> float | None:
-    """``Answered.score``, of a file whose scores may not be numbers."""
-    read = [number_or_none(one.reading.score) for one in answered.outputs if one.reading.counts]
-    scores = [score for score in read if score is not None]
-    return sum(scores) / len(scores) if scores else None
 
 
 def label(name: object) -> str:

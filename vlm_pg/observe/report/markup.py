@@ -11,9 +11,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -21,9 +20,6 @@ from markupsafe import Markup, escape
 from vlm_pg import __version__
 from vlm_pg.files import write_bytes_atomic
 from vlm_pg.observe.text import visible
-
-K = TypeVar("K")
-T = TypeVar("T")
 
 _HERE = Path(__file__).parent
 HOVER_SCRIPT = _HERE / "hover.js"
@@ -133,16 +129,6 @@ def shown(text: object, limit: int = MAX_FIELD_CHARACTERS) -> Markup:
     more = len(words) - limit
     whole = escape(visible(words[:limit]))
     return whole + Markup(f" … {more:,} more characters in the run's files") if more > 0 else whole
-
-
-def first(items: Sequence[T], count: int) -> tuple[list[T], int]:
-    """The first ``count`` items, and how many more there are."""
-    return list(items[:count]), max(0, len(items) - count)
-
-
-def first_entries(mapping: Mapping[K, T], count: int) -> list[tuple[K, T]]:
-    """The first ``count`` entries of a mapping."""
-    return list(islice(mapping.items(), count))
 
 
 def percent(share: float | None, decimals: int = 1) -> str:

@@ -17,8 +17,6 @@ from vlm_pg.observe.report.markup import (
     accuracy_figure,
     dict_at,
     duration,
-    first,
-    first_entries,
     number,
     number_or_none,
     percent,
@@ -34,9 +32,7 @@ from vlm_pg.observe.text import one_line
 
 _TEMPLATE = Path(__file__).parent / "templates" / "run.html"
 _SECTIONS = ("Accuracy", "Curves", "Rollouts", "Sharing", "Time", "Bad samples", "Settings")
-_MAX_SETS, _MAX_CATEGORIES, _MAX_OTHER_CHARTS = 60, 200, 24
-_MAX_PHASES, _MAX_REASONS, _MAX_VERSIONS, _MAX_FILES = 60, 100, 100, 100
-_MAX_CONFIG_CHARACTERS = 200_000
+_MAX_OTHER_CHARTS, _MAX_CONFIG_CHARACTERS = 24, 200_000
 # More lines in one chart cannot be distinguished; names are cut where a damaged file has whole texts for them.
 _MAX_CURVES, _MAX_NAME_CHARACTERS = 16, 80
 _SAVED = "tokens_saved_share"
@@ -49,8 +45,6 @@ def write_report(run_dir: Path) -> Path:
     """
     run = read_run(Path(run_dir))
     done, planned = run.metrics.last_step, dict_at(run.config, "training").get("steps")
-    bad_counts, more_reasons = first(list(run.bad_counts.items()), _MAX_REASONS)
-    bad_samples = [(reason, count, run.bad_samples.get(reason, {})) for reason, count in bad_counts]
     return write_page(
         run.folder.report,
         _TEMPLATE,
@@ -69,9 +63,8 @@ def write_report(run_dir: Path) -> Path:
         sharing=sharing_view(run),
         time=time_view(run),
         timeline=timeline_view(run),
-        bad={"rows": bad_samples, "more": more_reasons},
-        versions=first_entries(dict_at(run.summary, "versions"), _MAX_VERSIONS),
-        eval_files=first_entries(run.eval_files, _MAX_FILES),
+        bad_samples=[(reason, count, run.bad_samples.get(reason, {})) for reason, count in run.bad_counts.items()],
+        versions=dict_at(run.summary, "versions"),
         config=run.config_text and shown(run.config_text, _MAX_CONFIG_CHARACTERS),
     )
 
@@ -114,7 +107,7 @@ def _tiles(run: RunData) -> list[dict[str, Any]]:
 def accuracy_view(run: RunData) -> dict[str, Any]:
     """Evaluation sets and controls with a figure before and after training; rows of all numbers and of categories."""
     found = {phase: dict_at(run.summary, f"eval_{phase}", "sets") for phase in ("before", "after")}
-    names, more = first(list(dict.fromkeys(name for of_phase in found.values() for name in of_phase)), _MAX_SETS)
+    names = dict.fromkeys(name for of_phase in found.values() for name in of_phase)
     sets: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     numbers, categories = [], []
     for name in names:
@@ -130,7 +123,7 @@ def accuracy_view(run: RunData) -> dict[str, Any]:
         )
         numbers += [[name, phase, *_cells(entry)] for phase, entry in zip(found, entries, strict=True) if entry]
         of_phases = [dict_at(entry, "by_category") for entry in entries]
-        for category in first(list(dict.fromkeys(key for of in of_phases for key in of)), _MAX_CATEGORIES)[0]:
+        for category in dict.fromkeys(key for of in of_phases for key in of):
             pair = [dict_at(of, category) for of in of_phases]
             count = next((entry["n"] for entry in reversed(pair) if "n" in entry), "–")
             categories.append([name, category, count, *(percent(number_or_none(e.get("accuracy"))) for e in pair)])
@@ -138,7 +131,6 @@ def accuracy_view(run: RunData) -> dict[str, Any]:
         "missing": run.missing.get("summary.json", "summary.json holds no evaluation: none has finished yet."),
         "evals": sets[False],
         "controls": sets[True],
-        "more": more,
         "absent_phases": [phase for phase, of_phase in found.items() if not of_phase],
         "numbers": numbers,
         "categories": categories,
@@ -226,7 +218,7 @@ def _phase_charts(run: RunData) -> list[LineChart]:
 
 def time_view(run: RunData) -> dict[str, Any]:
     """Parts as (name, colour, seconds, share of the total); without any, ``missing`` says why."""
-    stated = {key: number_or_none(value) for key, value in first_entries(dict_at(run.summary, "seconds"), _MAX_PHASES)}
+    stated = {key: number_or_none(value) for key, value in dict_at(run.summary, "seconds").items()}
     seconds = {key: value for key, value in stated.items() if value is not None and key != "total" and value >= 0}
     if not seconds:
         reason = run.missing.get("summary.json", "summary.json holds no seconds per phase yet.")

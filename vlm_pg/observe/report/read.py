@@ -57,12 +57,11 @@ class Metrics:
         """The series of one phase, by key; empty if the phase has none."""
         return self.phases.get(phase, {})
 
-    def add(self, record: dict[str, Any]) -> int:
-        """Add the numbers of a line; returns how many cannot be drawn, an impossible step counting as one."""
+    def add(self, record: dict[str, Any]) -> bool:
+        """Add the numbers of a line that can be drawn; False where the line has no step."""
         step = record.get("step")
         if not is_step(step):
-            return int("step" in record)
-        num_odd = 0
+            return False
         phase = self.phases.setdefault(str(record.get("phase", "train")), {})
         seconds = number_or_none(record.get("time"))
         if seconds is not None:
@@ -71,16 +70,12 @@ class Metrics:
         self.num_lines += 1
         self.last_step = max(self.last_step, step)
         for key, value in record.items():
-            if key in RESERVED_KEYS or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
             number = number_or_none(value)
-            if number is None:
-                num_odd += 1
-            else:
+            if number is not None and key not in RESERVED_KEYS:
                 series = phase.setdefault(key, Series())
                 series.steps.append(step)
                 series.values.append(number)
-        return num_odd
+        return True
 
 
 @dataclass
@@ -88,7 +83,7 @@ class RunData:
     """All that the report shows.
 
     ``missing``: per file name, why it has nothing to show. ``damaged_lines``: per file, lines that are no records.
-    ``odd``: per file, steps and values that no run can have. ``bad_samples``: one per reason.
+    ``bad_samples``: one per reason.
     """
 
     folder: RunFolder
@@ -101,7 +96,6 @@ class RunData:
     eval_files: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     damaged_lines: Counter[str] = field(default_factory=Counter)
-    odd: Counter[str] = field(default_factory=Counter)
     drawn: dict[str, Drawn] = field(default_factory=dict)
 
 
@@ -122,7 +116,8 @@ def read_run(path: Path) -> RunData:
         run.summary = dict_at(json.loads(folder.summary.read_bytes()))
     with _readable(run, folder.metrics, "is not there: no step has been logged."):
         for record in json_records(folder.metrics, run.damaged_lines):
-            run.odd[folder.metrics.name] += run.metrics.add(record)
+            if not run.metrics.add(record):
+                run.damaged_lines[folder.metrics.name] += 1
         for series in (series for of_phase in run.metrics.phases.values() for series in of_phase.values()):
             series.sort()
         if not run.metrics.num_lines:

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from vlm_pg.files import parse_json_line
-from vlm_pg.observe.report.markup import dict_at, first, first_entries, number, number_or_none, shown
+from vlm_pg.observe.report.markup import dict_at, number, number_or_none, shown
 from vlm_pg.observe.report.read import RunData, is_step
 
 NUM_QUESTIONS = 6
 # Of one group; a page that shows more does not open.
 MAX_ROLLOUTS = 128
 _MAX_RESPONSE_CHARACTERS = 6000
-_MAX_OPTIONS, _MAX_PARTS = 50, 40
 _MAX_STRIP_BYTES = 1_000_000
 _TAG = re.compile(r"(</?(?:think|answer)>)")
 
@@ -133,14 +132,13 @@ def _card(run_path: Path, groups: list[GroupAtStep], top: float) -> dict[str, An
     record = groups[0].rollouts[0]
     answer, options = record.get("answer", ""), record.get("options")
     answer = answer if isinstance(answer, str) else shown(answer)
-    listed, more = first(options if isinstance(options, list) else [], _MAX_OPTIONS)
+    options = options if isinstance(options, list) else []
     picture, no_picture = _strip(run_path, record.get("thumbnails"))
     return {
         "picture": picture,
         "no_picture": no_picture,
         "question": record.get("question", ""),
-        "options": [(option, isinstance(option, str) and option.startswith(answer + ".")) for option in listed],
-        "more_options": more,
+        "options": [(option, isinstance(option, str) and option.startswith(answer + ".")) for option in options],
         "answer": answer,
         "category": record.get("category", ""),
         "sample_id": record.get("sample_id", ""),
@@ -149,21 +147,29 @@ def _card(run_path: Path, groups: list[GroupAtStep], top: float) -> dict[str, An
 
 
 def _strip(run_path: Path, name: object) -> tuple[Markup | None, str | None]:
-    """The picture strip in base64, or why there is none; only the run's own thumbnails folder is read."""
+    """The picture strip in base64, or why there is none."""
     if not isinstance(name, str):
         return None, None
-    folder = (run_path / "thumbnails").resolve()
     try:
-        path = (run_path / name).resolve()
-        if folder not in path.parents:
-            return None, f"The picture {name} lies outside the run's folder and is not shown."
-        if not path.is_file():
-            return None, f"The picture {name} is not there any more."
-        if path.stat().st_size > _MAX_STRIP_BYTES:
-            return None, f"The picture {name} is larger than {_MAX_STRIP_BYTES:,} bytes and is not shown."
-        return Markup(base64.b64encode(path.read_bytes()).decode("ascii")), None
-    except (OSError, ValueError, RuntimeError) as error:  # no valid path, or links in a circle
-        return None, f"The picture {name} cannot be read: {error}"
+        return Markup(base64.b64encode(read_picture(run_path, name)).decode("ascii")), None
+    except (OSError, ValueError, RuntimeError) as error:
+        return None, f"The frames cannot be shown: {error}."
+
+
+def read_picture(folder: Path, name: str) -> bytes:
+    """A picture by its path in a run's or a results folder; nothing outside of the folder is read.
+
+    Raises:
+        OSError, ValueError, RuntimeError: there is no such picture, it is too large, or it cannot be read.
+    """
+    path = (folder / name).resolve()
+    if folder.resolve() not in path.parents:
+        raise ValueError(f"the picture {name} lies outside the folder {folder.name}")
+    if not path.is_file():
+        raise ValueError(f"the picture {name} is not there")
+    if path.stat().st_size > _MAX_STRIP_BYTES:
+        raise ValueError(f"the picture {name} is larger than {_MAX_STRIP_BYTES:,} bytes")
+    return path.read_bytes()
 
 
 def _side(group: GroupAtStep, top: float) -> dict[str, Any]:
@@ -197,7 +203,7 @@ def _response(record: dict[str, Any]) -> dict[str, Any]:
                 "value": "no value" if number_or_none(value) is None else number(number_or_none(value)),
                 "note": notes.get(name),
             }
-            for name, value in first_entries(dict_at(record, "parts"), _MAX_PARTS)
+            for name, value in dict_at(record, "parts").items()
         ],
         "advantage": words.replace("-", "−"),
         "sign": sign,

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from vlm_pg.files import parse_json_line
 from vlm_pg.observe.report.charts import nice_ticks
-from vlm_pg.observe.report.markup import dict_at, duration, number, number_or_none, percent
-from vlm_pg.observe.report.read import RunData, is_step
+from vlm_pg.observe.report.markup import duration, number, percent
+from vlm_pg.observe.report.read import RunData
 from vlm_pg.observe.text import one_line
 
 # Name and CSS class, in the order of a run.
@@ -192,16 +192,13 @@ def read_trace(path: Path) -> Trace:
     for part in (head, tail) if start else (tail,):
         for line in part.split(b"\n"):
             event = parse_json_line(line.removesuffix(b",")) or {}
-            rank, name, arguments = event.get("pid"), event.get("name"), dict_at(event, "args")
-            host, step = arguments.get("name"), arguments.get("step")
-            if not is_step(rank) or not isinstance(name, str):
-                continue
-            if name == "process_name" and isinstance(host, str) and (found := _RANK_NAME.fullmatch(host)):
-                trace.hosts[rank] = one_line(found[1], _MAX_NAME_CHARACTERS)
-            begin_us, length_us = number_or_none(event.get("ts")), number_or_none(event.get("dur"))
-            if part is not tail or event.get("ph") != "X" or not is_step(step):
-                continue
-            if begin_us is not None and length_us is not None and length_us >= 0:
-                name = one_line(name, _MAX_NAME_CHARACTERS)
-                trace.slices.append(Slice(name, rank, step, begin_us, begin_us + length_us))
+            try:
+                rank, name, arguments = event["pid"], event["name"], event["args"]
+                if name == "process_name" and (found := _RANK_NAME.fullmatch(arguments["name"])):
+                    trace.hosts[rank] = one_line(found[1], _MAX_NAME_CHARACTERS)
+                elif part is tail and event["ph"] == "X":
+                    start_us, name = event["ts"], one_line(name, _MAX_NAME_CHARACTERS)
+                    trace.slices.append(Slice(name, rank, arguments["step"], start_us, start_us + event["dur"]))
+            except (KeyError, TypeError):
+                continue  # no event of a run, or a phase outside of the steps
     return trace
