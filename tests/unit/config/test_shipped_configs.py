@@ -116,6 +116,10 @@ def test_video_r1_with_vllm_differs_in_sampling_alone() -> None:
     assert (config.rollout.engine, len(config.rollout.server.urls)) == ("server", 4)
     same = {"engine": "in_process", "logprobs": "reuse", "server": plain.rollout.server}
     assert config.rollout.model_copy(update=same) == plain.rollout
+    ahead = shipped("qwen2_5_vl_7b_video_r1_async.yaml")
+    assert ahead.rollout.staleness == 1 and ahead.rollout.server.launch is not None
+    assert ahead.rollout.server.launch.engine == "vlm_pg" and ahead.algorithm == config.algorithm
+    assert ahead.rollout.model_copy(update={"staleness": 0, "server": config.rollout.server}) == config.rollout
 
 
 @pytest.mark.parametrize(
