@@ -161,8 +161,16 @@ class Contents(BaseModel, frozen=True, strict=True):
                 f"{checkpoint} has no {FOLDER}/{CONTENTS}: another release or another program has written it. Resume "
                 f"with that one, or start a new run with model.path={checkpoint}."
             ) from None
-        except (OSError, ValidationError) as error:
+        except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
+        except ValidationError as error:
+            raise CheckpointError(f"{path} has {first_fault(error)}. Resume from another checkpoint.") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """As ``no usable weights.x.0: Input should be a valid integer``."""
+    fault = error.errors()[0]
+    return f"no usable {'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}"
 
 
 def read_states(checkpoint: Path, states: OptimizerStates) -> int:

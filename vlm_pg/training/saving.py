@@ -27,7 +27,7 @@ from vlm_pg.observe.run_folder import Presence, RunFolder, free_name, refuse_no_
 from vlm_pg.observe.run_lock import LOCK, RunLock
 from vlm_pg.training import checkpoints
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.optimizer_states import Contents
+from vlm_pg.training.optimizer_states import Contents, first_fault
 
 # torch writes its files in C++, where a full disk is a failed stream.
 _WRITE_FAILED = re.compile(r"PytorchStreamWriter|iostream|unexpected pos|write", re.IGNORECASE)
@@ -148,8 +148,7 @@ def _problem_with(path: Path) -> str | None:
     except OSError as error:
         return f"{checkpoints.STATE} cannot be read ({type(error).__name__})"
     except ValidationError as error:
-        fault = error.errors()[0]
-        return f"{checkpoints.STATE} has no usable {'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}"
+        return f"{checkpoints.STATE} has {first_fault(error)}"
     except CheckpointError as error:
         return str(error)
     return None
