@@ -108,7 +108,7 @@ class RolloutEngine(Sampler):
                     "how tokens read. Load the processor, or use rollout.stop_token_ids."
                 )
             self.stop_strings = StopStrings(policy.tokenizer, settings.stop_strings)
-        self.stats, self._unreported = RolloutStats(), list[RolloutStats]()
+        self.stats, self._unreported = RolloutStats(), Tally()
         self._note: str | None = None
         self._decoder: Decoder | None = None
         self._should_stop, self.stop_together = should_stop, stop_together
@@ -164,8 +164,10 @@ class RolloutEngine(Sampler):
         try:
             rollouts = batch.run()
         finally:
-            self.stats = batch.stats
-            self._unreported.append(batch.stats)
+            self.stats = stats = batch.stats
+            self._unreported.add_all({PROMPT_TOKENS: stats.prompt_tokens, PREFILL_TOKENS: stats.prefill_tokens})
+            self._unreported.add_all({NEW_TOKENS: stats.new_tokens, PEAK: stats.peak_bytes / GIB})
+            self._unreported.add(PROMPTS_DIVIDED, stats.prompts_divided)
         if batch.divided is None and batch.decoder.reset():
             self._decoder = batch.decoder
         return rollouts
@@ -220,11 +222,9 @@ class RolloutEngine(Sampler):
 
     def report(self, tally: Tally) -> None:
         """Add what the calls since the last report did."""
-        for stats in self._unreported or [RolloutStats()]:
-            tally.add_all({PROMPT_TOKENS: stats.prompt_tokens, PREFILL_TOKENS: stats.prefill_tokens})
-            tally.add_all({NEW_TOKENS: stats.new_tokens, PEAK: stats.peak_bytes / GIB})
-            tally.add(PROMPTS_DIVIDED, stats.prompts_divided)
-        self._unreported.clear()
+        done, self._unreported = self._unreported, Tally()
+        for metric in (PROMPT_TOKENS, PREFILL_TOKENS, NEW_TOKENS, PEAK, PROMPTS_DIVIDED):
+            tally.add(metric, done.total(metric))
 
     def take_faults(self) -> None:
         """None: every question has rollouts."""
