@@ -62,7 +62,7 @@ def measure(ranks: RankLayout, sequence: SequenceGroup) -> None:
     streams = pack_micro_batch(policy, [long_group(prefix)], sequence=sequence)
     with LiveBytes() as live:
         run_micro_batch(policy, streams, None, lambda _, logprobs, entropies: logprobs.sum(), torch.Tensor.backward)
-    found = gather_objects({"peak": live.peak, "sent": sequence.sent_bytes})
+    found = gather_objects({"peak": live.peak, "sent": sequence.sent.total()})
     if ranks.is_rank0:
         print(json.dumps({"peak": max(f["peak"] for f in found), "sent": [f["sent"] for f in found]}))
 

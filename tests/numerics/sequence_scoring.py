@@ -50,7 +50,7 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
         expected = scorer.score(groups, 0.7)
     expected = expected[first : first + len(own)]
     policy.vision.forget()
-    before = sequence.sent_bytes
+    before = sequence.sent.total()
     engine: Any = Engine(policy, sequence)
     parallel = Parallel(engine)
     parallel.prompts = {group.prompt.sample_id: group.prompt for group in groups}
@@ -58,7 +58,7 @@ def run(case: dict[str, Any], ranks: RankLayout, sequence: SequenceGroup) -> Non
         found = parallel.score(scorer, own, 0.7)
     pairs = [pair for one, other in zip(found, expected, strict=True) for pair in zip(one, other, strict=True)]
     worst = max((float((one - other).abs().max()) for one, other in pairs), default=0.0)
-    of_ranks = gather_objects((worst, len(pairs), sequence.sent_bytes - before, alone.peak, together.peak))
+    of_ranks = gather_objects((worst, len(pairs), sequence.sent.total() - before, alone.peak, together.peak))
     if ranks.is_rank0:
         errors, counts, sent, peaks_alone, peaks = zip(*of_ranks, strict=True)
         line = {"case": case, "error": max(errors), "responses": counts, "sent": sent}

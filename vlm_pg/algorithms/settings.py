@@ -272,11 +272,7 @@ def _impossible_losses(algorithm: AlgorithmSettings) -> list[str]:
 def _impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
     """See ``Settings.impossible``: what goes with the estimator."""
     baseline, scale = algorithm.baseline, algorithm.scale_advantages
-    unread = {
-        name: getattr(algorithm, name)
-        for name in ("preset", "baseline", "scale_advantages", "normalise_parts")
-        if getattr(algorithm, name) != AlgorithmSettings.model_fields[name].default
-    }
+    unread = _as_set(algorithm, "preset", "baseline", "scale_advantages", "normalise_parts")
     checks = (
         (
             scale in ("std", "batch") and baseline == "none",
@@ -286,8 +282,7 @@ def _impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
         (
             algorithm.own_advantages and bool(unread),
             f"algorithm.advantages is {algorithm.advantages}, in place of which nothing else makes advantages, and "
-            f"{', '.join(f'algorithm.{name} is {value}' for name, value in unread.items())}. Leave that out, or "
-            f"algorithm.advantages={BASELINE_AND_SCALE}.",
+            f"{unread}. Leave that out, or algorithm.advantages={BASELINE_AND_SCALE}.",
         ),
         (
             algorithm.prune_rate > 0 and algorithm.prune_fill and (baseline == "none" or scale in OF_STEP),
@@ -302,6 +297,12 @@ def _impossible_advantages(algorithm: AlgorithmSettings) -> list[str]:
     return problems + _untaken("algorithm.advantage_arguments", arguments, algorithm.advantages)
 
 
+def _as_set(algorithm: AlgorithmSettings, *names: str) -> str:
+    """Those of the settings that differ from their defaults, as text."""
+    fields, values = AlgorithmSettings.model_fields, {name: getattr(algorithm, name) for name in names}
+    return ", ".join(f"algorithm.{name} is {x}" for name, x in values.items() if x != fields[name].default)
+
+
 def _untaken(key: str, arguments: dict[str, Any], name: str) -> list[str]:
     fault = f"{key} has {', '.join(arguments)}, and {name} takes none: it reads settings. "
     return [fault + "Remove them, or name a function of your own."] if arguments else []
@@ -310,16 +311,11 @@ def _untaken(key: str, arguments: dict[str, Any], name: str) -> list[str]:
 def _impossible_choices(algorithm: AlgorithmSettings) -> list[str]:
     """See ``Settings.impossible``: bonuses, which rollouts train, and importance weights."""
     pruned, cap, floor = algorithm.prune_rate > 0, algorithm.importance_cap, algorithm.importance_floor
-    unread = {
-        name: value
-        for name in ("importance_level", "importance_mode", "importance_floor")
-        if (value := getattr(algorithm, name)) != AlgorithmSettings.model_fields[name].default
-    }
+    unread = _as_set(algorithm, "importance_level", "importance_mode", "importance_floor")
     checks = (
         (
             cap is None and bool(unread),
-            f"algorithm.importance_cap is null, so that no importance weights are computed, and "
-            f"{', '.join(f'algorithm.{name} is {value}' for name, value in unread.items())}. Set "
+            f"algorithm.importance_cap is null, so that no importance weights are computed, and {unread}. Set "
             "algorithm.importance_cap=2, or leave that out.",
         ),
         (

@@ -62,14 +62,9 @@ class Assignment:
 
 
 def assign_groups(
-    groups: Sequence[GroupWork],
-    ranks: int,
-    token_budget: int,
-    model: CostModel,
-    shared: Shared = lambda i, j: 0,
-    tolerance_percent: int = TOLERANCE_PERCENT,
+    groups: Sequence[GroupWork], ranks: int, token_budget: int, model: CostModel, shared: Shared = lambda i, j: 0
 ) -> Assignment:
-    """Assign groups to ``ranks`` data ranks.
+    """Assign groups to ``ranks`` data ranks; groups stay whole within ``TOLERANCE_PERCENT``.
 
     Any number of groups, of responses and of ranks; a rank may get nothing. Prompts that share much stay on one rank
     as far as balance allows. Ranks keep what they hold already as far as balance leaves that open.
@@ -78,7 +73,6 @@ def assign_groups(
         groups: the same list on every rank.
         token_budget: most tokens of a pass, see ``plan_micro_batches``.
         shared: (i, j) -> tokens that prompts i and j share where they stand in one micro-batch; called with i < j.
-        tolerance_percent: groups stay whole where the slowest rank is so little above the mean.
 
     Raises:
         ValueError: no rank, a group held by a rank there is not, or a group without responses.
@@ -97,7 +91,7 @@ def assign_groups(
                 f"{ranks - 1}."
             )
     costs = GroupCosts(groups, model, token_budget, shared)
-    search = min(_searches(costs, ranks, tolerance_percent), key=lambda found: found.slowest)
+    search = min(_searches(costs, ranks), key=lambda found: found.slowest)
     pieces = keep_at_home(search.held, costs)
     return Assignment(
         tuple(tuple(Piece(group, of_rank[group]) for group in sorted(of_rank)) for of_rank in pieces),
@@ -106,10 +100,10 @@ def assign_groups(
     )
 
 
-def _searches(costs: GroupCosts, ranks: int, tolerance_percent: int) -> Iterator[Search]:
+def _searches(costs: GroupCosts, ranks: int) -> Iterator[Search]:
     """From several beginnings, until one leads to an assignment within the tolerance."""
     for part_percent in PART_PERCENTS:
-        search = Search(costs, ranks, tolerance_percent, largest_first(costs, ranks, part_percent))
+        search = Search(costs, ranks, largest_first(costs, ranks, part_percent))
         search.run()
         yield search
         if search.is_even:
@@ -118,7 +112,7 @@ def _searches(costs: GroupCosts, ranks: int, tolerance_percent: int) -> Iterator
         # Equally many groups each, by the tokens that they would have if every prefix were repeated: what others
         # balance by. Seldom the better start; it guarantees a slowest rank no slower than that balancing has.
         parts = equal_counts([_repeated_work(work) for work in costs.groups], ranks)
-        even = Search(costs, ranks, tolerance_percent, [_whole(costs, of_rank) for of_rank in parts])
+        even = Search(costs, ranks, [_whole(costs, of_rank) for of_rank in parts])
         if even.slowest < search.slowest:
             even.run()
             yield even
@@ -153,11 +147,10 @@ class Search:
 
     Args:
         held: what each rank has at first.
-        tolerance_percent: good enough is a slowest rank so little above the mean.
     """
 
-    def __init__(self, costs: GroupCosts, ranks: int, tolerance_percent: int, held: Sequence[Held]):
-        self.costs, self.ranks, self.tolerance_percent = costs, ranks, tolerance_percent
+    def __init__(self, costs: GroupCosts, ranks: int, held: Sequence[Held]):
+        self.costs, self.ranks = costs, ranks
         self.held = list(held)
         self.of_rank = [self.costs.rank(held) for held in self.held]
 
@@ -169,7 +162,7 @@ class Search:
     def is_even(self) -> bool:
         """Within the tolerance of the mean, or of the one group that no assignment is faster than."""
         at_best = max(sum(self.of_rank), self.ranks * self.costs.longest)
-        return self.slowest * self.ranks * 100 <= at_best * (100 + self.tolerance_percent)
+        return self.slowest * self.ranks * 100 <= at_best * (100 + TOLERANCE_PERCENT)
 
     def run(self) -> None:
         """Whole groups are moved or swapped first; where that no longer helps, groups are split."""

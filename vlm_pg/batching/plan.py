@@ -44,11 +44,6 @@ class MicroBatch:
         """The same with ``groups[i]`` for group ``i``."""
         return MicroBatch(tuple(tuple(replace(p, group=groups[p.group]) for p in chunk) for chunk in self.chunks))
 
-    @property
-    def backward_calls(self) -> int:
-        """One for a single pass; else one per chunk and one through the prompts."""
-        return 1 if len(self.chunks) == 1 else len(self.chunks) + 1
-
 
 def plan_micro_batches(
     groups: Sequence[tuple[int, Sequence[int]]], token_budget: int, shared: Shared = lambda i, j: 0

@@ -104,10 +104,6 @@ class SequenceGroup:
         """All processes of the run."""
         return cls(ranks.world_size, ranks.rank, None, host_group()) if ranks.world_size > 1 else cls()
 
-    @property
-    def sent_bytes(self) -> int:
-        return sum(self.sent.values())
-
     def gather(self, value: T) -> list[T]:
         """Every member's ``value``, in their order; it is pickled."""
         if self.size == 1:

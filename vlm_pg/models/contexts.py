@@ -40,8 +40,7 @@ class GradientSums:
 
     def __init__(self, target: OffloadTarget | None = None):
         self._target = target
-        self._here: dict[Key, Tensor] = {}
-        self._away: dict[Key, Offloaded] = {}
+        self._sums: dict[Key, Tensor | Offloaded] = {}
         self.offloaded: set[Key] = set()
         # A sum is multiplied by this when it is taken.
         self.factor: Tensor | float = 1.0
@@ -52,19 +51,17 @@ class GradientSums:
             before = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
         else:
             before += gradient
+        self._sums[key] = before
         if self._target is not None and key in self.offloaded:
-            self._away[key] = self._target.put(before)
-        else:
-            self._here[key] = before
+            self._sums[key] = self._target.put(before)
 
     def pop(self, key: Key) -> Tensor | None:
         """The sum, not yet multiplied by ``factor``; None if no chunk added to it."""
-        if key in self._away:
-            return self._away.pop(key).get()
-        return self._here.pop(key, None)
+        found = self._sums.pop(key, None)
+        return found if isinstance(found, Tensor | None) else found.get()
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._here or key in self._away
+        return key in self._sums
 
 
 class StateStore:

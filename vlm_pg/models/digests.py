@@ -34,8 +34,8 @@ from vlm_pg.models.layer_globals import replaced_globals
 from vlm_pg.models.tower import frames_forward, takes_all_frames
 from vlm_pg.models.weights import is_shard
 
-# A context in which these weights are whole on every rank.
-Gather = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[None]]
+# A context in which these weights are whole on every rank; ``nullcontext`` where they are anyway.
+Gather = Callable[[Iterable[torch.nn.Parameter]], AbstractContextManager[Any]]
 
 # Our modules on the way from pixels to features; a test follows the calls and finds those that are not named here.
 OWN_CODE = ("family", "network", "weights", "tower", "vision")
@@ -43,12 +43,7 @@ OWN_CODE = ("family", "network", "weights", "tower", "vision")
 _NOT_OF_THE_OUTPUT = frozenset(("_name_or_path", "architectures", "transformers_version"))
 
 
-def no_gather(weights: Iterable[torch.nn.Parameter]) -> AbstractContextManager[None]:
-    """For weights that are whole on every rank."""
-    return nullcontext()
-
-
-def tower_digest(model: Any, family: Family, gather: Gather = no_gather) -> str:
+def tower_digest(model: Any, family: Family, gather: Gather = nullcontext) -> str:
     """64 hexadecimal digits: two towers with the same give the same bits for the same call, where ``numerics_digest``
     is the same too.
 
@@ -81,7 +76,7 @@ def tower_digest(model: Any, family: Family, gather: Gather = no_gather) -> str:
 
 def weights_digest(model: Any) -> str:
     """64 hexadecimal digits of all weights and buffers of a model as loaded here, adapters and their scales too."""
-    return key_of({"weights": _of_weights(model, no_gather), "adapters": _adapters(model)})
+    return key_of({"weights": _of_weights(model, nullcontext), "adapters": _adapters(model)})
 
 
 def _of_weights(tower: torch.nn.Module, gather: Gather) -> str:
@@ -180,10 +175,11 @@ _PACKAGES = ("torch", "transformers", "triton", "flash-attn", "kernels", "liger-
 _LIBRARIES = ("nvidia-cublas", "nvidia-cudnn", "nvidia-cuda-nvrtc", "nvidia-cuda-runtime", "flash-attn-", "mkl")
 # torch's switches, as its own modules read them: those of later releases are among them. Of TF32 its newer names are
 # read: the older ones raise once the newer ones are in use.
-_SWITCHES = re.compile(
+_SWITCH = re.compile(
     r"_get_(?!\w*tf32)(\w+_sdp_enabled|(blas_preferred|cpu_allow|cublas|cudnn_(?!batch)|deterministic_algo|math_sdp"
     r"|miopen|mkldnn|nnpack|onednn|rocm|sdp_|sm_)\w+)"
 )
+_SWITCHES = list(filter(_SWITCH.fullmatch, dir(torch._C)))
 _FP32 = ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")
 
 
@@ -198,7 +194,7 @@ def numerics_digest(device: torch.device) -> str:
 def process_switches(device: torch.device) -> dict[str, Any]:
     """Switches of torch and its libraries set in this process, as JSON values."""
     return {
-        "switches": {name: str(getattr(torch._C, name)()) for name in _switches()},
+        "switches": {name: str(getattr(torch._C, name)()) for name in _SWITCHES},
         "fp32": [attrgetter(name)(torch.backends).fp32_precision for name in _FP32],
         "cudnn benchmark": torch.backends.cudnn.benchmark_limit,
         "autocast": [torch.is_autocast_enabled(device.type), str(torch.get_autocast_dtype(device.type))],
@@ -208,11 +204,6 @@ def process_switches(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
         "environment": {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)},
     }
-
-
-@cache
-def _switches() -> list[str]:
-    return [name for name in dir(torch._C) if _SWITCHES.fullmatch(name)]
 
 
 @cache

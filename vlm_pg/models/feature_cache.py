@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.cache.store import Store
-from vlm_pg.models.digests import Gather, no_gather, tower_digest
+from vlm_pg.models.digests import Gather, tower_digest
 from vlm_pg.models.family import Family
 from vlm_pg.models.feature_store import KIND, FeatureStore
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.settings import ModelSettings
 
 
-def keep_features(policy: Policy, settings: CacheSettings, gather: Gather = no_gather) -> str | None:
+def keep_features(policy: Policy, settings: CacheSettings, gather: Gather = nullcontext) -> str | None:
     """Take the policy's visual features from the cache from now on. A collective, as ``tower_digest``.
 
     Returns:

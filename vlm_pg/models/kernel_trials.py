@@ -107,6 +107,16 @@ def twin(module: Any, **weights: Tensor) -> Any:
     return other
 
 
+def is_gated(module: Any) -> bool:
+    """Whether a module has the parts of down(silu(gate(x)) * up(x)); that it computes this ``product_of`` checks."""
+    return is_silu(module) and all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
+
+
+def is_silu(module: Any) -> bool:
+    """Whether its activation is torch's own SiLU, or transformers' replacement."""
+    return type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
+
+
 def product_of(module: Any, gate: Tensor, up: Tensor, forward: Any = None) -> Tensor:
     """A feed-forward layer's input to its last projection, where the other two return ``gate`` and ``up``.
 

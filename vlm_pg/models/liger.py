@@ -46,8 +46,7 @@ class Liger:
 
 def liger_of(model: Any) -> Liger:
     """The state of a transformers model."""
-    found = getattr(model, "vlm_pg_liger", None)
-    return found if isinstance(found, Liger) else Liger()
+    return getattr(model, "vlm_pg_liger", Liger())
 
 
 def liger_line(model: Any) -> str | None:

@@ -15,6 +15,8 @@ from liger_kernel.ops import LigerLayerNormFunction, LigerRMSNormFunction, Liger
 from liger_kernel.transformers.swiglu import LigerExperts
 from torch import Tensor
 
+from vlm_pg.models.kernel_trials import is_gated, is_silu
+
 # Where a norm rounds: "llama" in the input's dtype before it multiplies by the weight, "gemma" after that.
 _ROUNDS_BEFORE_WEIGHT, _ROUNDS_AFTER = "llama", "gemma"
 
@@ -65,21 +67,12 @@ def rotate_patches(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tens
 ROTATIONS = {"apply_rotary_pos_emb": rotate, "apply_rotary_pos_emb_vision": rotate_patches}
 
 
-def _is_silu(module: Any) -> bool:
-    # torch's own, or transformers'.
-    return type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
-
-
 def _named(end: str, module: torch.nn.Module) -> bool:
     return type(module).__name__.endswith(end)
 
 
-def _is_gated(module: torch.nn.Module) -> bool:
-    return _is_silu(module) and all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
-
-
 def _is_experts(module: torch.nn.Module) -> bool:
-    return _named("Experts", module) and _is_silu(module) and hasattr(module, "gate_up_proj")
+    return _named("Experts", module) and is_silu(module) and hasattr(module, "gate_up_proj")
 
 
 # Of each part: which modules it changes, and their forward. Rotations are in ``ROTATIONS``.
@@ -87,6 +80,6 @@ FORWARDS: dict[str, tuple[Callable[[Any], bool], Callable[..., Tensor]]] = {
     "rms_norm": (partial(_named, "RMSNorm"), rms_norm),
     "rms_norm_around_one": (partial(_named, "RMSNorm"), rms_norm_around_one),
     "layer_norm": (partial(_named, "LayerNorm"), layer_norm),
-    "swiglu": (_is_gated, swiglu),
+    "swiglu": (is_gated, swiglu),
     "experts": (_is_experts, experts),
 }

@@ -56,12 +56,6 @@ class LinearHeads:
     def of(cls, mixer: Any) -> LinearHeads:
         return cls(mixer.num_k_heads, mixer.num_v_heads, mixer.head_k_dim, mixer.head_v_dim)
 
-    @classmethod
-    def of_config(cls, text: Any) -> LinearHeads:
-        return cls(
-            text.linear_num_key_heads, text.linear_num_value_heads, text.linear_key_head_dim, text.linear_value_head_dim
-        )
-
     def channels(self, size: int, rank: int) -> Tensor:
         """The convolution's channels of the heads that ``rank`` of ``size`` sequence ranks works on, int64."""
         found, first = [], 0

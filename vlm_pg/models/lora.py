@@ -24,24 +24,21 @@ from vlm_pg.models.registry import family_of
 from vlm_pg.models.settings import PARTS, VISION_PARTS, LoraSettings, Part
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-# Fields of peft's LoraConfig with which adapters are loaded, trained and exported exactly as peft computes them; all
-# others must have their default values.
+# Fields of peft's LoraConfig. With ``EXACT_FIELDS`` adapters are loaded, trained and exported exactly as peft computes
+# them; all others must have their default values.
 _DESCRIPTION = {"task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"}
 _DESCRIPTION |= {"inference_mode", "runtime_config", "megatron_core"}
 # Fields that decide which layers have an adapter, and its shape: checked by the adapter's tensors.
 _LAYERS = {"r", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "fan_in_fan_out"}
 _INITIALIZATION = {"init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"}
-EXACT_FIELDS = frozenset(
-    _DESCRIPTION
-    | _LAYERS
-    | _INITIALIZATION
-    | {"lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern", "qalora_group_size"}
-    | {"bias", "modules_to_save", "trainable_token_indices", "target_parameters", "ensure_weight_tying"}
-    | {"use_dora", "lora_bias", "kasa_config"}
-)
 # An adapter with these fields alone is one that ``add_lora`` makes.
-_PLAIN_FIELDS = _DESCRIPTION | _LAYERS | _INITIALIZATION | {"lora_alpha", "lora_dropout", "qalora_group_size"}
-_PLAIN_FIELDS |= {"ensure_weight_tying"}
+_PLAIN_FIELDS = _DESCRIPTION | _LAYERS | _INITIALIZATION
+_PLAIN_FIELDS |= {"lora_alpha", "lora_dropout", "qalora_group_size", "ensure_weight_tying"}
+EXACT_FIELDS = frozenset(
+    _PLAIN_FIELDS
+    | {"use_rslora", "rank_pattern", "alpha_pattern", "bias", "modules_to_save", "trainable_token_indices"}
+    | {"target_parameters", "use_dora", "lora_bias", "kasa_config"}
+)
 # These do not change the base weights, and the file overwrites the initial adapter.
 _PLAIN_INITIALIZATIONS = (True, False, "gaussian", "orthogonal", "eva", "mica")
 # These change the base weights when the adapter is added, the same way every time.
@@ -49,8 +46,8 @@ _REPLAYED_INITIALIZATIONS = ("olora", "pissa")
 _MERGE = "Train an adapter without it, or merge it with peft (merge_and_unload) and use the merged model."
 
 
-def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
-    """Freeze ``model`` and put a new adapter into its language model; B starts at zero, A depends on ``seed`` alone.
+def add_lora(model: Any, settings: LoraSettings) -> None:
+    """Freeze ``model`` and put a new adapter into its language model; B starts at zero, A is always the same.
 
     Raises:
         ModelError: peft is missing, a target names no linear layer, or the model has an adapter already.
@@ -76,7 +73,7 @@ def add_lora(model: Any, settings: LoraSettings, seed: int = 0) -> None:
     )
     # Ranks and resumed runs must start from the same adapter, whatever the state of the generator.
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model.add_adapter(config)
     model.requires_grad_(False)
     for parameter in adapter_parameters(model):

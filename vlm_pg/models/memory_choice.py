@@ -139,9 +139,8 @@ def _line(choice: MemoryChoice, as_set: MemoryChoice, settings: ModelSettings, n
     if after < before:
         words += f"; the stream then needs {_gib(after)}"
     if not fits:
-        help_ = "lower training.micro_batch_tokens"
-        help_ = help_ if checkpointing else f"set model.gradient_checkpointing=true, or {help_}"
-        words += f". That may not fit: {help_}"
+        first = "" if checkpointing else "set model.gradient_checkpointing=true, or "
+        words += f". That may not fit: {first}lower training.micro_batch_tokens"
     return words
 
 

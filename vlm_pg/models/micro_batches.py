@@ -41,6 +41,7 @@ class Slot(NamedTuple):
 
     @property
     def backward_calls(self) -> int:
+        """One for a single pass; else one per chunk and one through the prompts."""
         return 1 if self.chunks == 1 else self.chunks + 1
 
 

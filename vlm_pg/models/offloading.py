@@ -30,8 +30,6 @@ class HostMemory:
     longer than a copy.
     """
 
-    name = "pinned host memory"
-
     def __init__(self, device: torch.device):
         self._device = device
         self.offload_stream = torch.cuda.Stream(device)
@@ -150,10 +148,6 @@ class FileOnDisk:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FileOnDisk:
         return FileOnDisk(self._folder)
-
-    @property
-    def name(self) -> str:
-        return f"a file in {self._folder}"
 
     def put(self, tensor: Tensor) -> FileTensor:
         """As ``HostMemory.put``."""

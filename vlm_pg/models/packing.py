@@ -240,20 +240,20 @@ def _recorded(forwards: Forwards, of_nodes: Sequence[list[RowRange]], reads: Seq
     return RecordedStream(rows, read, logprobs, entropies)
 
 
-def pack_prefixes(groups: Sequence[ResponseGroup], device: torch.device, share: bool = True) -> PrefixBatch:
+def pack_prefixes(groups: Sequence[ResponseGroup], device: torch.device) -> PrefixBatch:
     """The groups' prompts alone, as ``pack`` lays them out.
 
     Raises:
         ValueError: no groups.
     """
     prompts = _prompts_of(groups)
-    nodes = prompt_tree(prompts, share)
+    nodes = prompt_tree(prompts)
     ids, positions = _prompt_tensors(prompts, nodes)
     tree = PrefixTree([len(i) for i in ids], [node.parent for node in nodes.nodes])
     media = _media(prompts, nodes, tree.starts)
     fields = _on(device, input_ids=torch.cat(ids), positions_3T=torch.cat(positions, dim=1), **media)
     reads, recorded = _prompt_reads(nodes), None
-    if share and all(group.forwards for group in groups):
+    if all(group.forwards for group in groups):
         recorded = _recorded((), _prompt_ranges(groups, nodes), reads)
     return PrefixBatch(tree=tree, reads=tuple(reads), end_nodes=nodes.end_nodes, recorded=recorded, **fields)
 

@@ -119,15 +119,13 @@ T = TypeVar("T")
 
 
 class Policy(Network):
-    """A Qwen model whose language layers attend over shared prefixes.
-
-    ``model`` is transformers' model itself; ``processor`` its processor, a tokenizer if it reads text alone.
-    """
+    """A Qwen model whose language layers attend over shared prefixes; ``model`` is transformers' model itself."""
 
     def __init__(self, model: Any, processor: Any, family: Family, settings: ModelSettings, weights_version: int = 0):
         super().__init__(model, family, settings)
         self.processor = processor
-        self._weights_version = weights_version
+        # How many optimizer steps the weights have had.
+        self.weights_version = weights_version
         self.vision = VisionEncoder(
             self.run_tower,
             pixels=self.pixels,
@@ -137,17 +135,12 @@ class Policy(Network):
             device=partial(getattr, self, "device"),
         )
 
-    @property
-    def weights_version(self) -> int:
-        """How many optimizer steps the weights have had."""
-        return self._weights_version
-
     def weights_changed(self, vision_trains: bool | None = None) -> None:
         """Call after every optimizer step: whatever was computed from the old weights may no longer be used.
 
         ``vision_trains``: whether the tower trains from now on, where that may have changed.
         """
-        self._weights_version += 1
+        self.weights_version += 1
         self.vision.weights_changed(vision_trains)
 
     def use_tower_of(self, other: Policy) -> None:

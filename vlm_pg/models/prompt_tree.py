@@ -44,11 +44,6 @@ class PromptTree:
     nodes: tuple[PromptNode, ...]
     end_nodes: tuple[int, ...]
 
-    @property
-    def num_tokens(self) -> int:
-        """Prompt tokens computed: each node once."""
-        return sum(node.num_tokens for node in self.nodes)
-
     def passing(self) -> list[list[int]]:
         """For each node the prompts that contain it, in order."""
         prompts: list[list[int]] = [[] for _ in self.nodes]

@@ -12,6 +12,7 @@ import torch
 from vlm_pg.distributed import SequenceGroup
 from vlm_pg.errors import ConfigError
 from vlm_pg.memory import GIB, free_bytes
+from vlm_pg.models.memory_sizes import FP32, LanguageShape
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import PromptNode, prompt_tree
 from vlm_pg.rollout.decoding import Decoder
@@ -96,20 +97,14 @@ class TokenCosts:
 
     @classmethod
     def of(cls, policy: Policy) -> TokenCosts:
-        config, size = policy.model.config, policy.dtype.itemsize
-        kinds = policy.family.layer_kinds(config)
-        linear = kinds.count("linear_attention")
-        _, kv_heads, head_dim = policy.family.head_shape(config)
-        per_token = 2 * kv_heads * head_dim * size * (len(kinds) - linear)
-        if not linear:
+        shape, size = LanguageShape.of(policy.family, policy.model.config), policy.dtype.itemsize
+        per_token = 2 * shape.key_width * size * shape.full_layers
+        if (linear := shape.linear) is None:
             return cls(per_token, 0)
-        text = config.get_text_config()
-        keys = text.linear_num_key_heads * text.linear_key_head_dim
-        values = text.linear_num_value_heads * text.linear_value_head_dim
-        conv_tail = (text.linear_conv_kernel_dim - 1) * (2 * keys + values) * size
+        values = linear.value_heads * linear.value_dim
+        conv_tail = (linear.conv_width - 1) * (2 * linear.key_heads * linear.key_dim + values) * size
         # The recurrent state is fp32 whatever the weights are.
-        recurrent = text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim * 4
-        return cls(per_token, linear * (conv_tail + recurrent))
+        return cls(per_token, linear.layers * (conv_tail + values * linear.key_dim * FP32))
 
     def rollout(self, settings: RolloutSettings) -> int:
         """For one rollout at its longest; room grows in blocks, and so it is booked."""

@@ -69,16 +69,6 @@ class RolloutStats:
     prompts_divided: int = 0
     graphs: GraphUse = field(default_factory=GraphUse)
 
-    def then(self, later: RolloutStats) -> RolloutStats:
-        """What both calls did, as far as steps report it."""
-        return RolloutStats(
-            self.prompt_tokens + later.prompt_tokens,
-            self.prefill_tokens + later.prefill_tokens,
-            self.new_tokens + later.new_tokens,
-            peak_bytes=max(self.peak_bytes, later.peak_bytes),
-            prompts_divided=self.prompts_divided + later.prompts_divided,
-        )
-
 
 class RolloutEngine(Sampler):
     """A ``Sampler`` with the policy itself: no second copy of the weights, no transfer, the trainer's own numbers.
@@ -87,8 +77,6 @@ class RolloutEngine(Sampler):
     for the longest response of every running rollout, so a rollout that has begun is never preempted.
 
     Args:
-        policy: whose answers are sampled.
-        settings: how.
         seed: the run's seed; a rollout's random numbers depend on (seed, step, sample id, rollout index, token index).
         should_stop: polled at every layer of a prefill and at every token; True raises InterruptedError.
         stop_together: as ``should_stop``, where processes that need each other for every token meet: all of them raise.
@@ -120,7 +108,7 @@ class RolloutEngine(Sampler):
                     "how tokens read. Load the processor, or use rollout.stop_token_ids."
                 )
             self.stop_strings = StopStrings(policy.tokenizer, settings.stop_strings)
-        self.stats = self._unreported = RolloutStats()
+        self.stats, self._unreported = RolloutStats(), Tally()
         self._note: str | None = None
         self._decoder: Decoder | None = None
         self._should_stop, self.stop_together = should_stop, stop_together
@@ -176,8 +164,10 @@ class RolloutEngine(Sampler):
         try:
             rollouts = batch.run()
         finally:
-            self.stats = batch.stats
-            self._unreported = self._unreported.then(batch.stats)
+            self.stats = stats = batch.stats
+            self._unreported.add_all({PROMPT_TOKENS: stats.prompt_tokens, PREFILL_TOKENS: stats.prefill_tokens})
+            self._unreported.add_all({NEW_TOKENS: stats.new_tokens, PEAK: stats.peak_bytes / GIB})
+            self._unreported.add(PROMPTS_DIVIDED, stats.prompts_divided)
         if batch.divided is None and batch.decoder.reset():
             self._decoder = batch.decoder
         return rollouts
@@ -232,10 +222,9 @@ class RolloutEngine(Sampler):
 
     def report(self, tally: Tally) -> None:
         """Add what the calls since the last report did."""
-        stats, self._unreported = self._unreported, RolloutStats()
-        tally.add_all({PROMPT_TOKENS: stats.prompt_tokens, PREFILL_TOKENS: stats.prefill_tokens})
-        tally.add_all({NEW_TOKENS: stats.new_tokens, PEAK: stats.peak_bytes / GIB})
-        tally.add(PROMPTS_DIVIDED, stats.prompts_divided)
+        done, self._unreported = self._unreported, Tally()
+        for metric in (PROMPT_TOKENS, PREFILL_TOKENS, NEW_TOKENS, PEAK, PROMPTS_DIVIDED):
+            tally.add(metric, done.total(metric))
 
     def take_faults(self) -> None:
         """None: every question has rollouts."""
@@ -473,14 +462,11 @@ class _ContinuousBatch:
                 if reason is not None:
                     finished = cohort.finish(row, reason)
                     if finished.prompt in self.forwards and cohort.num_generated > 1:
-                        finished = self._with_record(finished, cohort, row)
+                        assert self.decoder.ring is not None
+                        put = self.forwards[finished.prompt].put
+                        finished = replace(finished, recorded=self.decoder.ring.recorded_rows(cohort, row, put))
                     self._finish(finished)
             start = rows.stop
-
-    def _with_record(self, rollout: FinishedRollout, cohort: Cohort, row: int) -> FinishedRollout:
-        assert self.decoder.ring is not None
-        rows = self.decoder.ring.recorded_rows(cohort, row, self.forwards[rollout.prompt].put)
-        return replace(rollout, recorded=rows)
 
     def _finish(self, rollout: FinishedRollout) -> None:
         group = self.finished[rollout.prompt]

@@ -40,10 +40,6 @@ class PrefixStore:
         self._starts: dict[int, int] = {}
 
     @property
-    def num_tokens(self) -> int:
-        return sum(self.lengths[node] for node in self.order)
-
-    @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in (*self.keys.values(), *self.values.values()))
 

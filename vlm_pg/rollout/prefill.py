@@ -86,8 +86,8 @@ class Prefill:
         self._between_layers = between_layers
         # What the layers computed of each node, in consecutive pieces, for the nodes of calls that record it.
         self.recorded: dict[int, list[RecordedRows]] = {}
-        text = policy.model.config.get_text_config()
-        self.linear_heads = LinearHeads.of_config(text) if policy.family.linear_attention else None
+        mixers = [layer.linear_attn for layer in policy.language_model.layers if hasattr(layer, "linear_attn")]
+        self.linear_heads = LinearHeads.of(mixers[0]) if mixers else None
 
     def run(
         self, new: Sequence[int], ends: Collection[int], puts: Mapping[int, Put] | None = None

@@ -18,6 +18,8 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from vlm_pg.files import sync_path
 from vlm_pg.observe.run_folder import free_name
 
@@ -101,22 +103,22 @@ def _problem_with(path: Path, check_hashes: bool) -> str | None:
     if not (path / MANIFEST).is_file():
         return f"its {MANIFEST} is no file"
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-    except (ValueError, RecursionError):
-        manifest = None
-    entries = _entries(manifest)
-    if entries is None:
+        manifest = _Manifest.model_validate_json((path / MANIFEST).read_bytes())
+    except ValidationError:
+        return f"its {MANIFEST} is damaged"
+    entries = manifest.files
+    if STATE not in entries or not all(map(_lies_below, entries)):
         return f"its {MANIFEST} is damaged"
     match = _NAME.fullmatch(path.name)
-    if match and manifest.get("step") != int(match[1]):
-        return f"its {MANIFEST} is of step {manifest.get('step')!r}"
-    for name, (size, digest) in entries.items():
+    if match and manifest.step != int(match[1]):
+        return f"its {MANIFEST} is of step {manifest.step!r}"
+    for name, entry in entries.items():
         file = path / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes instead of {size}"
-        if check_hashes and _sha256(file) != digest:
+        if file.stat().st_size != entry.bytes:
+            return f"{name} has {file.stat().st_size} bytes instead of {entry.bytes}"
+        if check_hashes and _sha256(file) != entry.sha256:
             return f"{name} does not have the content that was saved"
     if not check_hashes:
         return None
@@ -125,21 +127,20 @@ def _problem_with(path: Path, check_hashes: bool) -> str | None:
     return f"{added[0]} was put there after it was saved" if added else None
 
 
-def _entries(manifest: Any) -> dict[str, tuple[int, str]] | None:
-    """(bytes, SHA-256) of each file; None if it is no manifest of files below the checkpoint's folder."""
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or STATE not in files:
-        return None
-    entries: dict[str, tuple[int, str]] = {}
-    for name, entry in files.items():
-        path = PurePosixPath(name)
-        if not name or "\0" in name or path.is_absolute() or ".." in path.parts or not isinstance(entry, dict):
-            return None
-        size, digest = entry.get("bytes"), entry.get("sha256")
-        if type(size) is not int or not isinstance(digest, str):
-            return None
-        entries[name] = (size, digest)
-    return entries
+class _Entry(BaseModel, strict=True):
+    bytes: int
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    step: Any = None
+    files: dict[str, _Entry]
+
+
+def _lies_below(name: str) -> bool:
+    """Whether it names a file below the checkpoint's folder."""
+    path = PurePosixPath(name)
+    return bool(name) and "\0" not in name and not path.is_absolute() and ".." not in path.parts
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -23,23 +23,18 @@ def read_deepspeed_config(settings: TrainingSettings) -> dict[str, Any]:
     """The user's DeepSpeed file with the settings of this program.
 
     Raises:
-        ConfigError: no file, not JSON, or what ``check_deepspeed_config`` refuses.
+        ConfigError: no JSON file, or one that cannot be trained with.
     """
-    if settings.deepspeed_config is None:
-        raise ConfigError(
-            "training.engine is deepspeed but training.deepspeed_config is not set. Give a DeepSpeed JSON file, for "
-            "example training.deepspeed_config=configs/deepspeed/zero2.json."
-        )
+    assert settings.deepspeed_config is not None  # ``TrainingSettings.impossible``
     path = Path(settings.deepspeed_config)
     try:
         config = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"training.deepspeed_config {str(path)!r} cannot be read: {error}.") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"training.deepspeed_config {str(path)!r} is not JSON: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"training.deepspeed_config {str(path)!r} cannot be read as JSON: {error}.") from error
     if not isinstance(config, dict):
         raise ConfigError(f"training.deepspeed_config {str(path)!r} holds no JSON object. See configs/deepspeed/.")
-    check_deepspeed_config(path, config)
+    for fault in _faults(config):
+        raise ConfigError(f"{path} {fault}")
     return config | {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -133,15 +128,6 @@ _CHECKPOINT_KEYS = ("checkpoint", "datastates_ckpt", "nebula")
 _OFFLOADS = ("offload_optimizer", "offload_param")
 
 
-def check_deepspeed_config(path: Path, config: dict[str, Any]) -> None:
-    """
-    Raises:
-        ConfigError: the file in ``path``, with this content, cannot be trained with.
-    """
-    for fault in _faults(config):
-        raise ConfigError(f"{path} {fault}")
-
-
 def _faults(config: dict[str, Any]) -> Iterator[str]:
     """Messages without their subject, lazily: a check may rely on those before it."""
     zero = config.get("zero_optimization", {})
@@ -153,9 +139,6 @@ def _faults(config: dict[str, Any]) -> Iterator[str]:
             f"has ZeRO stage {stage}, under which DeepSpeed steps without telling the gradient's norm. Set "
             "zero_optimization.stage to 1, 2 or 3."
         )
-    for name in _OFFLOADS:
-        if not isinstance(zero.get(name) or {}, dict):
-            yield f'sets zero_optimization.{name} to {zero[name]!r}. Allowed is an object, such as {{"device": "cpu"}}.'
     if old := sorted(name for name in zero if name.startswith("cpu_offload")):
         yield (
             f"sets zero_optimization.{', '.join(old)}, DeepSpeed's old names for offloading. Set "
@@ -176,13 +159,13 @@ def _faults(config: dict[str, Any]) -> Iterator[str]:
             f"sets {', '.join(unused)}, which is about checkpoints of DeepSpeed's own, and none is written. Remove it; "
             "see training.checkpoint_every and training.keep_checkpoints."
         )
-    yield from _offload_faults(zero)
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     try:
-        DeepSpeedZeroConfig(**zero)  # unknown names, values out of range, impossible combinations
+        DeepSpeedZeroConfig(**zero)  # unknown names, values of another kind or out of range, impossible combinations
     except Exception as error:  # pydantic's, and any of DeepSpeed's validators
         yield f"has a section zero_optimization that DeepSpeed refuses: {error}"
+    yield from _offload_faults(zero)
 
 
 def _offload_faults(zero: dict[str, Any]) -> Iterator[str]:

@@ -5,7 +5,6 @@ An engine that reduces, shards and offloads gradients can lose some of them, or 
 each trained weight the gradient of every backward is projected on a fixed vector as it arrives, over all ranks; after
 the update the same projection is derived from Adam's first moment: (m_t - beta_1 m_{t-1}) / (1 - beta_1) is the
 gradient after clipping.
-
 """
 
 from __future__ import annotations
@@ -360,7 +359,8 @@ class GradientGuard:
         self._weights, self._first_moment = weights, first_moment
         self._beta, self._loss_scale, self._left = beta, loss_scale, updates
         self._computed: dict[str, torch.Tensor] = {}
-        self._before: dict[str, tuple[float, float]] | None = dict.fromkeys(weights, (0.0, 0.0))
+        # Of each weight's first moment what ``_projection`` gives.
+        self._before: Mapping[str, Sequence[float]] | None = dict.fromkeys(weights, (0.0, 0.0))
         self._hooks = [
             weight.register_hook(partial(self._seen, name)) for name, weight in weights.items() if updates > 0
         ]
@@ -399,7 +399,7 @@ class GradientGuard:
         if before is None:
             return []
         device = next(iter(self._weights.values())).device
-        here = {name: _pair(computed[name]) if name in computed else (0.0, 0.0) for name in self._weights}
+        here = {name: computed[name].tolist() if name in computed else [0.0, 0.0] for name in self._weights}
         sums = sum_over_ranks({f"{part}/{name}": pair[part] for name, pair in here.items() for part in (0, 1)}, device)
         factor = min(1.0, max_grad_norm / (grad_norm + 1e-6)) / self._loss_scale
         wrong = []
@@ -417,8 +417,8 @@ class GradientGuard:
         self._computed[name] = self._computed[name] + found if name in self._computed else found
 
     @torch.no_grad()
-    def _moments(self) -> dict[str, tuple[float, float]]:
-        return {name: _pair(_projection(self._first_moment(weight))) for name, weight in self._weights.items()}
+    def _moments(self) -> dict[str, list[float]]:
+        return {name: _projection(self._first_moment(weight)).tolist() for name, weight in self._weights.items()}
 
 
 @torch.no_grad()
@@ -430,8 +430,3 @@ def _projection(values: torch.Tensor) -> torch.Tensor:
     down = torch.cos(torch.arange(rows.shape[0], device=rows.device) * 1.618 + 0.7)
     product = torch.mv(rows, across.to(rows.dtype)).double() @ down.double()
     return torch.stack([product, torch.linalg.vector_norm(rows, dtype=torch.float32).double()])
-
-
-def _pair(values: torch.Tensor) -> tuple[float, float]:
-    first, second = values.tolist()
-    return first, second

@@ -6,7 +6,6 @@ layout reads what another one wrote.
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -122,8 +122,8 @@ def write_states(folder: Path, states: OptimizerStates, ranks: RankLayout, file_
     for number, tensors in enumerate(_files(states.slices(), file_bytes)):
         save_file(tensors, folder / f"rank-{ranks.rank:05d}-{number:05d}.safetensors")
     if ranks.is_rank0:
-        contents = {"updates": states.updates, "masters": states.masters, "weights": dict(states.shapes)}
-        (folder / CONTENTS).write_text(json.dumps(contents, indent=2))
+        contents = Contents(updates=states.updates, masters=states.masters, weights=dict(states.shapes))
+        (folder / CONTENTS).write_text(contents.model_dump_json(indent=2))
 
 
 def _files(slices: Iterator[StateSlice], file_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -140,13 +140,12 @@ def _files(slices: Iterator[StateSlice], file_bytes: int) -> Iterator[dict[str, 
         yield tensors
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(BaseModel, frozen=True, strict=True):
     """Content of ``states.json``. ``weights``: name -> shape of every weight that was trained."""
 
-    updates: int
+    updates: int = Field(ge=0)
     masters: bool
-    weights: Mapping[str, tuple[int, ...]]
+    weights: dict[str, tuple[int, ...]]
 
     @classmethod
     def read(cls, checkpoint: Path) -> Contents:
@@ -156,22 +155,22 @@ class Contents:
         """
         path = checkpoint / FOLDER / CONTENTS
         try:
-            value = json.loads(path.read_bytes())
+            return cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise CheckpointError(
                 f"{checkpoint} has no {FOLDER}/{CONTENTS}: another release or another program has written it. Resume "
                 f"with that one, or start a new run with model.path={checkpoint}."
             ) from None
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
-        entries: dict[str, Any] = value if isinstance(value, dict) else {}
-        values: list[Any] = [entries.get(key) for key in ("updates", "masters", "weights")]
-        updates, masters, weights = values
-        is_valid = type(updates) is int and updates >= 0 and type(masters) is bool and isinstance(weights, dict)
-        shapes = weights.values() if is_valid else ()
-        if not is_valid or not all(isinstance(s, list) and all(type(n) is int for n in s) for s in shapes):
-            raise CheckpointError(f"{path} does not say what it has states of. Resume from another checkpoint.")
-        return cls(updates, masters, {name: tuple(shape) for name, shape in weights.items()})
+        except ValidationError as error:
+            raise CheckpointError(f"{path} has {first_fault(error)}. Resume from another checkpoint.") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """As ``no usable weights.x.0: Input should be a valid integer``."""
+    fault = error.errors()[0]
+    return f"no usable {'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}"
 
 
 def read_states(checkpoint: Path, states: OptimizerStates) -> int:
@@ -217,20 +216,18 @@ class _StateFiles:
         self._slices: dict[tuple[str, str], list[tuple[int, int, Path, Any, str]]] = defaultdict(list)
         for path in sorted(folder.glob("rank-*.safetensors")):
             try:
-                self._add(path)
+                file = safe_open(path, "pt")
+                for key in file.keys():  # noqa: SIM118  # no mapping
+                    weight, kind, first = key.rsplit("/", 2)
+                    part = file.get_slice(key)
+                    if part.get_dtype() != "F32" or len(part.get_shape()) != 1:
+                        raise ValueError(f"{key} is no run of fp32 numbers")
+                    entry = (int(first), int(first) + part.get_shape()[0], path, file, key)
+                    self._slices[weight, kind].append(entry)
             except (SafetensorError, OSError, ValueError) as error:
                 raise CheckpointError(f"{path} cannot be read: {error}. Resume from another checkpoint.") from error
         for slices in self._slices.values():
             slices.sort(key=lambda entry: entry[:2])
-
-    def _add(self, path: Path) -> None:
-        file = safe_open(path, "pt")
-        for key in file.keys():  # noqa: SIM118  # no mapping
-            weight, kind, first = key.rsplit("/", 2)
-            part = file.get_slice(key)
-            if part.get_dtype() != "F32" or len(part.get_shape()) != 1:
-                raise ValueError(f"{key} is no run of fp32 numbers")
-            self._slices[weight, kind].append((int(first), int(first) + part.get_shape()[0], path, file, key))
 
     def fill(self, piece: StateSlice) -> None:
         """Copy the elements from their files; stored slices may overlap, but leave no gap."""

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BaseModel, Field, ValidationError
 from safetensors import SafetensorError
 
 from vlm_pg.config import RunConfig, dump_config
@@ -26,7 +27,7 @@ from vlm_pg.observe.run_folder import Presence, RunFolder, free_name, refuse_no_
 from vlm_pg.observe.run_lock import LOCK, RunLock
 from vlm_pg.training import checkpoints
 from vlm_pg.training.engines import Engine
-from vlm_pg.training.optimizer_states import Contents
+from vlm_pg.training.optimizer_states import Contents, first_fault
 
 # torch writes its files in C++, where a full disk is a failed stream.
 _WRITE_FAILED = re.compile(r"PytorchStreamWriter|iostream|unexpected pos|write", re.IGNORECASE)
@@ -141,35 +142,34 @@ def _problem_with(path: Path) -> str | None:
     """Why a run cannot resume from ``path``, its trainer state and optimizer states included; None if it can."""
     if (problem := checkpoints.problem_with(path, check_hashes=True)) is not None:
         return problem
-    name = checkpoints.STATE
     try:
-        state = checkpoints.read_state(path)
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{name} cannot be read ({type(error).__name__})"
-    if not isinstance(state, dict):
-        return f"{name} holds no object"
-    bad = [key for key in ("step", "questions", "updates") if not _is_count(state.get(key, 0))]
-    bad += [key for key in ("tokens_computed", "tokens_repeated") if not _is_sum(state.get(key, 0.0))]
-    if "step" not in state or bad:
-        return f"{name} has no usable value of {', '.join(bad) or 'step'}"
-    seconds = state.get("seconds", {})
-    if not isinstance(seconds, dict) or not all(map(_is_sum, seconds.values())):
-        return f"{name} has no usable value of seconds"
-    if not isinstance(state.get("settings"), dict):
-        return f"{name} does not say the settings it was written under"
-    try:
+        _State.model_validate_json((path / checkpoints.STATE).read_bytes())
         Contents.read(path)
+    except OSError as error:
+        return f"{checkpoints.STATE} cannot be read ({type(error).__name__})"
+    except ValidationError as error:
+        return f"{checkpoints.STATE} has {first_fault(error)}"
     except CheckpointError as error:
         return str(error)
     return None
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_STEP
+# Larger numbers come from damaged lines.
+MAX_STEP = 10**12
+_Count = Annotated[int, Field(strict=True, ge=0, le=MAX_STEP)]
+_Sum = Annotated[float, Field(strict=True, ge=0, lt=1e30)]
 
 
-def _is_sum(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e30
+class _State(BaseModel):
+    """What a run needs of the trainer's state of a checkpoint; early ones have no counts."""
+
+    step: _Count
+    questions: _Count = 0
+    updates: _Count = 0
+    tokens_computed: _Sum = 0.0
+    tokens_repeated: _Sum = 0.0
+    seconds: dict[str, _Sum] = {}
+    settings: dict[str, Any]
 
 
 def abandon_others(folder: Path, resumed: Path, step: int, warn: Callable[[str], None]) -> None:
@@ -186,21 +186,25 @@ def abandon_others(folder: Path, resumed: Path, step: int, warn: Callable[[str],
     warn(f"resuming after step {step}: moved {len(later)} checkpoint(s) of another branch to {aside}")
 
 
-def changed_settings(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Settings that differ between two configurations, as ``key: old -> new``."""
-    lines = []
-    for key in sorted(set(before) | set(now)):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            lines += changed_settings(old, new, f"{prefix}{key}.")
-        elif old != new:
-            lines.append(f"{prefix}{key}: {old} -> {new}")
-    return lines
+    old, new = dict(flat(before)), dict(flat(now))
+    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+
+
+def flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """What lies in nested mappings, by dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 _MOST_LISTED = 4
-# Token ids, and limits that do not size weights.
-_NO_SIZE = re.compile(r"_id$|^max_|^chunk_size")
+_KIND = re.compile(r"\b(model_type|tie_word_embeddings)$")
+# Token ids, names of labels, and limits that do not size weights.
+_NO_SIZE = re.compile(r"_id$|\bmax_|\bchunk_size|\blabel2id\b")
 
 
 def checkpoint_settings(config: RunConfig) -> dict[str, Any]:
@@ -246,20 +250,8 @@ def _mismatch(config: RunConfig, path: Path) -> str | None:
 
 def _dimensions(path: str | Path, settings: ModelSettings) -> dict[str, Any]:
     """Settings that determine number and shapes of a model's weights, by dotted names of its configuration."""
-    config = load_config(str(adapter_base(path) or path), settings)
-    return dict(_whole_numbers(config.to_dict(), ""))
-
-
-def _whole_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and key != "label2id":
-            yield from _whole_numbers(value, f"{prefix}{key}.")
-        elif key in ("model_type", "tie_word_embeddings") or (type(value) is int and not _NO_SIZE.search(key)):
-            yield f"{prefix}{key}", value
-
-
-# Larger numbers come from damaged lines.
-MAX_STEP = 10**12
+    found = flat(load_config(str(adapter_base(path) or path), settings).to_dict())
+    return {name: x for name, x in found if _KIND.search(name) or (type(x) is int and not _NO_SIZE.search(name))}
 
 
 def _why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
@@ -276,10 +268,10 @@ def _why_no_new_start(run: Path, checkpoint_every: int) -> str | None:
         last = _last_step(folder.metrics)
         has_rollouts = folder.rollouts.is_file() and folder.rollouts.stat().st_size > 0
         finished = _read_mapping(folder.summary).get("finished") is True
-        every = _read_mapping(folder.config, "training").get("checkpoint_every")
-        resumed = _read_mapping(folder.config, "run").get("resume")
+        settings = dict(flat(_read_mapping(folder.config)))
     except OSError as error:
         return f"{error.filename or run} cannot be read ({error.strerror or error})"
+    every, resumed = settings.get("training.checkpoint_every"), settings.get("run.resume")
     every = every if type(every) is int else checkpoint_every
     if last and isinstance(resumed, str) and resumed not in ("never", "auto"):
         return (
@@ -322,8 +314,8 @@ def archive_logs(run: Path) -> list[Path]:
     ]
 
 
-def _read_mapping(path: Path, *keys: str) -> dict[str, Any]:
-    """The mapping of a YAML or JSON file under ``keys``; empty if absent, damaged or no mapping."""
+def _read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file; empty if absent, damaged or no mapping."""
     if not path.is_file():
         return {}
     text = path.read_bytes()
@@ -331,8 +323,6 @@ def _read_mapping(path: Path, *keys: str) -> dict[str, Any]:
         value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, RecursionError, yaml.YAMLError):
         return {}
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
 
 
@@ -360,33 +350,32 @@ class OpenFolder:
         # Hold the run lock before resuming or archiving the folder.
         self._checked_on_rank0(self._lock_existing)
 
-    def _checked_on_rank0(self, lock: Callable[[], str | None]) -> None:
+    def _checked_on_rank0(self, lock: Callable[[], None]) -> None:
         def problem() -> str | None:
             try:
-                return lock()
+                lock()
             except (ConfigError, OSError) as error:
                 return str(error)
+            return None
 
         if (found := self._ranks.from_rank0(problem)) is not None:
             raise ConfigError(found)
 
-    def _lock_existing(self) -> str | None:
+    def _lock_existing(self) -> None:
         refuse_no_run_folder(self.path)
         if self.path.is_dir():
             self._take_lock()
-        return None
 
-    def _lock_new(self) -> str | None:
+    def _lock_new(self) -> None:
         """Another run may have begun in the folder while this one's model was loaded."""
         if self._lock is not None or not self.path.is_dir():
-            return None
+            return
         self._take_lock()
         if self._config.run.resume != "never" and any(entry.name != LOCK for entry in self.path.iterdir()):
-            return (
+            raise ConfigError(
                 f"Another run has worked in run.dir '{self.path}' while this one was starting. Start again to go on "
                 "from its checkpoints, or choose another run.dir."
             )
-        return None
 
     def _take_lock(self) -> None:
         if self._lock is not None:
@@ -429,11 +418,7 @@ class OpenFolder:
         """The run's settings when it was last started; a damaged file is moved aside."""
         if not folder.config.is_file():
             return None
-        try:
-            before = yaml.safe_load(folder.config.read_bytes())
-        except (ValueError, RecursionError, yaml.YAMLError):
-            before = None
-        if isinstance(before, dict):
+        if before := _read_mapping(folder.config):
             return before
         moved = folder.config.rename(folder.config.with_name(f"{folder.config.name}.damaged"))
         self._warn(

@@ -6,8 +6,9 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.graphs import decoding_line
 from vlm_pg.rollout.ragged import reusable_bytes
 from vlm_pg.training.engines import Engine, TorchEngine, trained_weights
+from vlm_pg.training.saving import flat
 from vlm_pg.training.settings import LEARNING_RATE, LORA_LEARNING_RATE
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.types import Sample
@@ -371,10 +373,8 @@ def make_control_sampler(
     return RolloutEngine(policy, settings, config.run.seed, should_stop)
 
 
-# Settings that may differ between hosts, with all keys inside; of the DeepSpeed file the content counts.
-OF_A_HOST = frozenset(
-    ("data.media_root", "media.workers", "rollout.server.url", "training.torch_threads", "training.deepspeed_config")
-)
+# Settings that may differ between hosts, with all keys inside.
+OF_A_HOST = ("data.media_root", "media.workers", "rollout.server.url", "training.torch_threads")
 SHOWN, VALUE_CHARACTERS = 12, 120
 NOT_SET, UNREADABLE = "not set", "not readable"
 
@@ -406,12 +406,12 @@ def run_facts(config: RunConfig) -> dict[str, str]:
     for path in sorted(folder.rglob("*.py")):
         sources.update(f"{path.relative_to(folder)}\0{_digest_of_file(path)}\0".encode())
     facts["source files of vlm_pg"] = sources.hexdigest()[:16]
-    settings = dict(_flat(config.model_dump(mode="json")))
-    for key, value in settings.items():
+    settings = config.model_dump(mode="json")
+    if (file := config.training.deepspeed_config) is not None:
+        settings["training"]["deepspeed_config"] = _content(Path(file))
+    for key, value in flat(settings):
         if not any(key == own or key.startswith(f"{own}.") for own in OF_A_HOST):
             facts[key] = json.dumps(value)
-    if config.training.deepspeed_config is not None:
-        facts |= _deepspeed_facts(Path(config.training.deepspeed_config))
     functions = [config.algorithm.loss, config.algorithm.advantages, *(one.function for one in config.reward.functions)]
     for name in functions:
         file = name.rpartition(":")[0]
@@ -440,35 +440,19 @@ def differences(hosts: Sequence[str], of_ranks: Sequence[Mapping[str, str]]) -> 
 
 def _named(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """As "ranks 0 to 7 and 12 (node-1, node-2)"."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
+    consecutive = groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])
+    runs = [[rank for _, rank in run] for _, run in consecutive]
     spans = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
     of_hosts = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
     return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(spans)} ({printable(of_hosts, VALUE_CHARACTERS)})"
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _deepspeed_facts(path: Path) -> dict[str, str]:
-    """The file's content, by key; each rank reports a faulty file later."""
-    name = "training.deepspeed_config"
+def _content(path: Path) -> Any:
+    """Of the DeepSpeed file; each rank reports a faulty one later."""
     try:
-        content = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        return {name: UNREADABLE}
-    return {f"{name}, {key}": json.dumps(value) for key, value in _flat(content)}
+        return UNREADABLE
 
 
 def _digest_of_file(path: Path) -> str:

@@ -263,7 +263,7 @@ def test_prefill(family: str, budget: int, monkeypatch: pytest.MonkeyPatch) -> N
         store, _ = prefilled(policy, monkeypatch, budget)
         _, kv_heads, dim = policy.family.head_shape(policy.model.config)
         for stored in (*store.keys.values(), *store.values.values()):
-            assert (stored.shape, stored.dtype) == ((store.num_tokens, kv_heads, dim), torch.bfloat16)
+            assert (stored.shape, stored.dtype) == ((sum(store.lengths.values()), kv_heads, dim), torch.bfloat16)
             assert stored.device == CUDA
 
 

@@ -141,6 +141,6 @@ def test_another_dtype_is_refused_and_contents_are_read_without_the_states(tmp_p
     write(tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"was written with model\.dtype=bf16, and it is fp32 now"):
         read_states(tmp_path, Divided(RankLayout(), 0, masters=False))
-    assert Contents.read(tmp_path) == Contents(3, True, SHAPES)
+    assert Contents.read(tmp_path) == Contents(updates=3, masters=True, weights=SHAPES)
     with pytest.raises(CheckpointError, match=r"has no optimizer/states\.json"):
         Contents.read(tmp_path / "optimizer")

@@ -52,7 +52,7 @@ def test_of_a_deepspeed_file_the_content_counts(tmp_path: Path) -> None:
         config(training={"steps": 1, "engine": "deepspeed", "deepspeed_config": str(file)}) for file in files
     )
     assert changed(one, same) == set()
-    assert changed(one, other) == {"training.deepspeed_config, zero_optimization.stage"}
+    assert changed(one, other) == {"training.deepspeed_config.zero_optimization.stage"}
     assert "training.deepspeed_config" in changed(one, absent)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from vlm_pg.models.kernel_trials import is_gated
 from vlm_pg.models.layer_globals import layer_function, layer_global, with_globals
 from vlm_pg.rollout.fused.norms import add_norm, rms_norm, silu_mul
 from vlm_pg.rollout.fused.packed import packed_linears
@@ -179,13 +180,6 @@ def is_norm(module: Any) -> bool:
     """An RMS norm with a weight and no bias: one of zeros would differ from none only after training."""
     named = type(module).__name__.endswith("RMSNorm")
     return named and [name for name, _ in module.named_parameters(recurse=False)] == ["weight"]
-
-
-def is_gated(module: torch.nn.Module) -> bool:
-    """Whether a module has the parts of down(silu(gate(x)) * up(x)); that it computes this ``product_of`` checks."""
-    parts = all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj"))
-    # torch's own, or transformers' replacement.
-    return parts and type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
 
 
 def rotates(module: Any) -> bool:

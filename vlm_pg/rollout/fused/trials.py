@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from vlm_pg.models import fused_logits
-from vlm_pg.models.kernel_trials import Trial, kinds, product_of
+from vlm_pg.models.kernel_trials import Trial, is_gated, kinds, product_of
 from vlm_pg.models.layer_globals import layer_function
 from vlm_pg.models.liger import without_liger
 from vlm_pg.rollout.fused import (
@@ -43,7 +43,7 @@ def _norms(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
 
 
 def _gates(language_model: torch.nn.Module, random: Any) -> Iterator[Trial]:
-    for module in kinds(language_model, layers.is_gated):
+    for module in kinds(language_model, is_gated):
         gate, up = random(1, 64, 512).chunk(2, -1)  # as a packed product has them
         truth = product_of(module, gate.double(), up.double())
         yield Trial(type(module).__name__, norms.silu_mul(gate, up), product_of(module, gate, up), truth)
