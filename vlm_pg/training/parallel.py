@@ -15,16 +15,23 @@ backward passes, or their collectives do not match. A rank with less work runs p
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
 from vlm_pg.batching.balance import Assignment, assign_groups
 from vlm_pg.batching.cost import CostModel, GroupWork
 from vlm_pg.batching.plan import MicroBatch
-from vlm_pg.distributed import SequenceGroup, exchange_objects, gather_objects, max_over_ranks, min_over_ranks
+from vlm_pg.distributed import (
+    RankLayout,
+    SequenceGroup,
+    exchange_objects,
+    gather_objects,
+    max_over_ranks,
+    min_over_ranks,
+)
 from vlm_pg.errors import ConfigError
 from vlm_pg.metrics import Metric
 from vlm_pg.models.micro_batches import Slot
@@ -37,11 +44,20 @@ from vlm_pg.training.groups import Update, trains
 from vlm_pg.training.step_features import FeatureExchange, FeatureTransfer, StepFeatures
 from vlm_pg.types import Prompt, RecordedForward, RecordedRows, ResponseGroup, Rollout, RolloutGroup
 
-if TYPE_CHECKING:
-    from vlm_pg.training.engines import Engine
-
 # Number of a group over all ranks, and indices of some of its rollouts.
 GroupPart = tuple[int, tuple[int, ...]]
+
+
+class Engine(Protocol):
+    """The part of ``engines.Engine`` used here."""
+
+    policy: Policy
+    ranks: RankLayout
+    sequence: SequenceGroup
+    everyone: SequenceGroup
+    parallel: Parallel | None
+
+    def gathered_parameters(self) -> AbstractContextManager[None]: ...
 
 
 class Parallel:
