@@ -6,7 +6,7 @@
 #   bash scripts/train_video.sh CONFIG [key=value ...]            any other config
 #
 # Configs of the embedded task (configs/embedded*.yaml, configs/algorithms/) have its data set rendered first.
-# A CONFIG with rollout.server.launch gets its vLLM servers started before and stopped after (docs/servers.md).
+# A CONFIG with rollout.server.launch gets its servers started before and stopped after (docs/servers.md).
 # With a CONFIG all GPUs of this machine are used (CUDA_VISIBLE_DEVICES chooses), or all of several nodes: started by
 # srun or sbatch, with a DeepSpeed hostfile (VLM_PG_HOSTFILE=FILE), or on each node with NNODES, NODE_RANK and MASTER_ADDR.
 # scripts/launch.sh says what is looked at; scripts/nodes/ has files to begin with.

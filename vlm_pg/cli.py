@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("config", metavar="CONFIG", type=Path, help="YAML file, for example configs/embedded.yaml")
     _add_overrides(train)
 
-    serve = add("serve", "start the vLLM servers of rollout.server.launch, and stop them at the end")
+    serve = add("serve", "start the servers of rollout.server.launch, and stop them at the end")
     serve.usage = "vlm-pg serve [-h] [--dry-run] CONFIG [KEY=VALUE ...] [-- COMMAND ...]"
     serve.epilog = (
         "With COMMAND, it is run once all servers are healthy, on the GPUs that they leave, and its exit code is "

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
+import subprocess
 import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from safetensors.torch import load_file
 
 from tests.support.groups import tiny_policy
 from tests.support.mixed_questions import build, sections
-from tests.support.processes import ModuleProcess
+from tests.support.processes import ROOT, ModuleProcess
 from tests.support.runs import read_lines, save_tiny_model, write_config
 from tests.support.served import free_port
 from tests.support.server_engines import reported
@@ -118,8 +121,10 @@ def test_a_request_names_everything_and_holds_media_once() -> None:
             assert getattr(other, name) == getattr(prompt, name)
 
 
-def test_an_adapter_follows(tmp_path: Path, serve: Callable[[ModelSettings], Served]) -> None:
-    model = ModelSettings(path=str(save_tiny_model(tmp_path / "model")), lora=LoraSettings(rank=4))
+@pytest.mark.parametrize("quantize", [None, "nf4"])
+def test_an_adapter_follows(quantize: Any, tmp_path: Path, serve: Callable[[ModelSettings], Served]) -> None:
+    lora = LoraSettings(rank=4, quantize=quantize)
+    model = ModelSettings(path=str(save_tiny_model(tmp_path / "model")), lora=lora)
     server, policy = serve(model), load_policy(model.path, device="cpu", settings=model)
     prompts, messages = build(policy)
     settings = settings_of(server.url)
@@ -167,8 +172,10 @@ def test_requests_of_one_step_are_sampled_together(
 def test_a_client_that_has_gone_is_not_sampled_for(tmp_path: Path, serve: Callable[[ModelSettings], Served]) -> None:
     server = serve(ModelSettings(path=str(save_tiny_model(tmp_path / "model"))))
     request = RolloutRequest(settings_of(server.url, max_new_tokens=64), 0, 1, tuple(build(tiny_policy())[0]))
-    with pytest.raises(InterruptedError):
-        server.engine.sample(request, lambda: True)
+    for stays in (0, 4):  # times that it is looked for: before it is sampled, and meanwhile
+        looks = count()
+        with pytest.raises(InterruptedError):
+            server.engine.sample(request, lambda looks=looks, stays=stays: next(looks) >= stays)
     assert len(server.engine.sample(request, lambda: False)) == len(request.prompts)
 
 
@@ -203,9 +210,12 @@ def test_an_answer_that_cannot_be(
     engine.sync_weights(1)
     sample = server.engine.sample
     faults: dict[str, Callable[[list[tuple[Rollout, ...]]], list[tuple[Rollout, ...]]]] = {
-        "4 groups": lambda groups: groups[1:],
-        "15 rollouts": lambda groups: [group[1:] for group in groups],
-        "tokens that cannot be": lambda groups: [(_with_token(group[0], 10**6), *group[1:]) for group in groups],
+        r"\[4, 4, 4, 4\] rollouts": lambda groups: groups[1:],
+        r"\[3, 3, 3, 3, 3\] rollouts": lambda groups: [group[1:] for group in groups],
+        "tokens that cannot be": lambda groups: [(_one_token(10**6, 0.0), *group[1:]) for group in groups],
+        "logprobs.0: Input should be a finite number": lambda groups: [
+            (_one_token(1, math.nan), *group[1:]) for group in groups
+        ],
     }
     for words, fault in faults.items():
         monkeypatch.setattr(server.engine, "sample", lambda *given, fault=fault: fault(sample(*given)))
@@ -213,8 +223,35 @@ def test_an_answer_that_cannot_be(
             engine.generate(prompts, 1)
 
 
-def _with_token(rollout: Rollout, token: int) -> Rollout:
-    return Rollout(torch.tensor([token]), torch.zeros(1), rollout.finish_reason, rollout.text)
+def _one_token(token: int, logprob: float) -> Rollout:
+    return Rollout(torch.tensor([token]), torch.tensor([logprob]), "length", "")
+
+
+def test_settings_that_need_a_gpu_are_not_followed_where_weights_are_read(
+    tmp_path: Path, serve: Callable[[ModelSettings], Served]
+) -> None:
+    server = serve(ModelSettings(path=str(save_tiny_model(tmp_path / "model"))))
+    server.engine.settings = server.engine.settings.model_copy(update={"liger": True, "attention_kernel": "cuda-flash"})
+    server.engine.load(str(tmp_path / "model"), "1")
+    assert server.engine.version == "1"
+
+
+def test_a_server_that_cannot_sample_any_more_ends(tmp_path: Path) -> None:
+    """A thread that has died would leave a server that seems healthy."""
+    code = f"""
+from vlm_pg.models.settings import ModelSettings
+from vlm_pg.rollout.engine import RolloutEngine
+from vlm_pg.rollout.server.engine_server import EngineServer
+from vlm_pg.rollout.server.remote import RolloutRequest
+from vlm_pg.rollout.settings import RolloutSettings
+def generate(*given): raise RuntimeError("CUDA error: an illegal memory access was encountered")
+RolloutEngine.generate = generate
+engine = EngineServer(ModelSettings(path={str(save_tiny_model(tmp_path / "model"))!r}))
+prompts = __import__("tests.support.mixed_questions", fromlist=["build"]).build(engine.policy)[0]
+engine.sample(RolloutRequest(RolloutSettings(), 0, 1, tuple(prompts)), lambda: False)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 1 and "an illegal memory access" in ended.stderr
 
 
 def test_the_doctor_checks_it(tmp_path: Path, serve: Callable[[ModelSettings], Served]) -> None:

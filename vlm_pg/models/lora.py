@@ -242,7 +242,8 @@ def adapts_tower(folder: str | Path, family: Family) -> bool:
 
 
 def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) -> None:
-    """Put the adapter in ``folder`` into ``model``: trainable as ``settings`` say, or frozen if they are None.
+    """Put the adapter in ``folder`` into ``model``: trainable as ``settings`` say, or frozen if they are None. If the
+    model has an adapter of these settings, its weights are replaced.
 
     Every tensor of its file is compared with the model's weights afterwards.
 
@@ -270,7 +271,7 @@ def load_adapter(model: Any, folder: str | Path, settings: LoraSettings | None) 
             ) from error
         # peft leaves modules_to_save and biases trainable.
         model.requires_grad_(False)
-    else:
+    elif not has_adapter(model):
         _check_plain(folder, config, settings)
         add_lora(model, settings)
     from transformers.conversion_mapping import get_model_conversion_mapping

@@ -356,12 +356,14 @@ def _launch_faults(rollout: RolloutSettings) -> list[str]:
         )
     if launch.engine == "vlm_pg":
         of_vllm = {
+            "launch.executable": launch.executable != "vllm",
             "launch.tensor_parallel_size": launch.tensor_parallel_size > 1,
             "launch.arguments": launch.arguments,
             "sleep": rollout.server.sleep,
             "transfer=broadcast": rollout.server.transfer == "broadcast",
         }
-        if unread := [f"rollout.server.{name}" for name, is_set in of_vllm.items() if is_set]:
+        unread = [f"rollout.server.{name}" for name, is_set in of_vllm.items() if is_set]
+        if unread := unread + (["rollout.in_flight"] if rollout.interrupts else []):
             problems.append(
                 f"rollout.server.launch.engine is vlm_pg, and {', '.join(unread)} is for vLLM. Leave that out, or set "
                 "rollout.server.launch.engine=vllm."

@@ -151,8 +151,8 @@ class DivergenceCheck:
             self._judge(found)
 
     def _judge(self, found: Divergence) -> None:
-        limit, changing = self._settings.server.max_divergence, self._settings.extras
-        beyond = limit is not None and found.mean > limit and not changing
+        limit, changing = self._settings.server.max_divergence, self._settings.extras if self._kind != "vlm_pg" else {}
+        beyond = limit is not None and not found.mean <= limit and not changing
         self._beyond = self._beyond + 1 if beyond else 0
         if found.mean <= HEALTHY_KL:
             return

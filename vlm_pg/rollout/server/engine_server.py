@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import select
+import os
 import socket
 import threading
 import time
@@ -17,11 +17,15 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from vlm_pg.distributed import local_device
-from vlm_pg.errors import VlmPgError
+from vlm_pg.errors import ModelError, VlmPgError
 from vlm_pg.models.loading import load_policy
+from vlm_pg.models.lora import load_adapter
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.server.remote import ROLLOUTS_PATH, RolloutRequest
@@ -63,7 +67,7 @@ class EngineServer:
         threading.Thread(target=self._sample_forever, daemon=True).start()
 
     def sample(self, request: RolloutRequest, is_gone: Callable[[], bool]) -> list[tuple[Rollout, ...]]:
-        """As ``RolloutEngine.generate``; given up once all requests that are sampled together have gone."""
+        """As ``RolloutEngine.generate``; given up if the clients of all that is sampled together have gone."""
         waiting = _Waiting(request, is_gone)
         with self._arrived:
             self._waiting.append(waiting)
@@ -71,38 +75,61 @@ class EngineServer:
         return waiting.rollouts.result()
 
     def load(self, path: str, version: str) -> None:
-        """Load weights (or an adapter) of the same model into the policy, in place: recorded CUDA graphs stay valid.
+        """Load weights, or with ``model.lora`` an adapter, into the policy, in place: recorded CUDA graphs stay valid.
 
         Raises:
-            ModelError: there are none; the server keeps its weights.
-            RuntimeError: they are of another model. Nothing can be sampled until others are loaded.
+            ModelError: there is no such folder, and the server keeps its weights; or they do not fit the model.
+            RuntimeError: they are of another model.
         """
-        loaded = load_policy(path, device="cpu", settings=self.settings).model.state_dict()
+        if not Path(path).is_dir():
+            raise ModelError(f"There is no folder {path!r} on the server's machine. Name one that it sees.")
         with self._in_use:
             self.version = ""
-            self.policy.model.load_state_dict(loaded)
+            model, settings = self.policy.model, self.settings
+            if settings.lora is not None:
+                load_adapter(model, path, settings.lora)
+            else:
+                # What else is set is about computing, and may not be possible on a CPU.
+                plain = ModelSettings(path=path, dtype=settings.dtype, trust_remote_code=settings.trust_remote_code)
+                model.load_state_dict(load_policy(path, device="cpu", settings=plain).model.state_dict())
             self.policy.weights_changed()
             self.policy.vision.forget()
             self.version = version
 
     def _sample_forever(self) -> None:
-        while True:
-            with self._arrived:
-                self._arrived.wait_for(lambda: self._waiting)
-            time.sleep(GATHER_SECONDS)
-            with self._arrived:
-                key = self._waiting[0].key
-                self._sampled = [one for one in self._waiting if one.key == key]
-                self._waiting = [one for one in self._waiting if one.key != key]
-            try:
-                prompts = [prompt for one in self._sampled for prompt in one.request.prompts]
-                with self._in_use:
-                    rollouts = iter(self._engine(self._sampled[0]).generate(prompts, key[2]))
-                for one in self._sampled:
-                    one.rollouts.set_result([next(rollouts) for _ in one.request.prompts])
-            except Exception as error:
-                for one in self._sampled:
-                    one.rollouts.set_exception(error)
+        try:
+            while True:
+                self._sample_next()
+        except BaseException:
+            # It cannot sample any more, after an error on the GPU for example: who watches the process shall see that.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _sample_next(self) -> None:
+        """Sample what waits longest, with all that may be sampled together with it."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._waiting)
+        time.sleep(GATHER_SECONDS)
+        with self._arrived:
+            key = self._waiting[0].key
+            chosen = [one for one in self._waiting if one.key == key]
+            self._waiting = [one for one in self._waiting if one.key != key]
+        self._sampled = [one for one in chosen if not one.is_gone()]
+        prompts = [prompt for one in self._sampled for prompt in one.request.prompts]
+        for one in chosen:
+            if one not in self._sampled:
+                one.rollouts.set_exception(InterruptedError())
+        if not prompts:
+            return
+        try:
+            with self._in_use:
+                rollouts = iter(self._engine(self._sampled[0]).generate(prompts, key[2]))
+            for one in self._sampled:
+                one.rollouts.set_result([next(rollouts) for _ in one.request.prompts])
+        except (VlmPgError, ValueError, InterruptedError, torch.OutOfMemoryError) as error:
+            traceback.clear_frames(error.__traceback__)  # which hold keys and values
+            for one in self._sampled:
+                one.rollouts.set_exception(error)
 
     def _engine(self, one: _Waiting) -> RolloutEngine:
         """One for each kind of request, so that buffers and CUDA graphs are used again."""
@@ -151,12 +178,18 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/update_weights_from_disk":
             wanted = json.loads(body)
             engine.load(wanted["model_path"], wanted["weight_version"])
+        elif self.path != "/flush_cache":  # no cache outlives a request
+            raise ValueError(f"{self.path} is no endpoint of this server")
         return {"success": True}
 
     def _is_gone(self) -> bool:
         """Whether the client has closed the connection."""
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _reply(self, status: int, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
@@ -172,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class HttpServer(ThreadingHTTPServer):
-    daemon_threads = True
+    daemon_threads, request_queue_size = True, 256
 
     def __init__(self, address: tuple[str, int], engine: EngineServer):
         self.engine = engine

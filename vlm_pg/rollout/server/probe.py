@@ -25,6 +25,8 @@ PROBE_RESPONSES, PROBE_TOKENS, PROBE_SIDE, PROBE_FRAMES = 4, 16, 4, 4
 PROBE_QUESTION = "Describe the colours of this picture, from left to right, and count to twenty."
 # More tokens than vLLM's blocks of keys and values (128 on a CPU): only whole ones are in its prefix cache.
 PROBE_REPEATED = 8
+# For servers of this package.
+ENGINE_SETTINGS = ("memory_gb", "max_batch_rollouts", "cuda_graphs", "fused_kernels", "prefill_tokens", "merge_adapter")
 
 
 class Probed(NamedTuple):
@@ -59,8 +61,10 @@ class Probe:
         count: int = PROBE_RESPONSES,
         max_new_tokens: int = PROBE_TOKENS,
     ):
-        of_url = settings.server.of_url(url)
-        plain = RolloutSettings(num_generations=count, max_new_tokens=max_new_tokens, server=of_url)
+        of_engine = {name: getattr(settings, name) for name in ENGINE_SETTINGS}
+        plain = RolloutSettings(
+            num_generations=count, max_new_tokens=max_new_tokens, server=settings.server.of_url(url), **of_engine
+        )
         self._policy, messages = policy, ChatMessages(policy, {})
         self.generator = make_generator(policy, plain, seed, should_stop, messages, log, server, advice)
         self._scorer = PolicyScorer(policy, settings.prefill_tokens, should_stop)

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -77,7 +77,7 @@ class RolloutRequest:
 
 class _Rollout(Part):
     token_ids: list[TokenId] = Field(min_length=1)
-    logprobs: list[float]
+    logprobs: list[Annotated[float, Field(le=1e-3, allow_inf_nan=False)]]
     finish_reason: Literal["stop", "length"]
     text: Text
 
@@ -123,11 +123,15 @@ class RemoteGenerator:
         sampling = self.settings.model_copy(update={"num_generations": count or self.settings.num_generations})
 
         async def request(url: str, indices: range) -> list[list[Answer]]:
-            one_response = self.settings.server.of_url(url)
-            limit = {"timeout_seconds": one_response.timeout_seconds * len(indices)}
-            async with ServerClient(
-                one_response.model_copy(update=limit), self._log, self.log_once, self._advice
-            ) as client:
+            one = self.settings.server.of_url(url)
+            # Other steps, and control groups, may be sampled first.
+            waits = 2 * (1 + self.settings.staleness)
+            limits = {
+                "timeout_seconds": one.timeout_seconds * len(indices) * waits,
+                "max_answer_mb": one.max_answer_mb * len(indices),
+            }
+            settings = one.model_copy(update=limits)
+            async with ServerClient(settings, self._log, self.log_once, self._advice) as client:
                 body = RolloutRequest(sampling, self._seed, step, tuple(prompts[index] for index in indices))
                 answer = await client.post(f"{client.root}{ROLLOUTS_PATH}", lambda: asyncio.to_thread(body.pack))
                 return self._read(url, answer, len(indices), sampling)
@@ -148,18 +152,16 @@ class RemoteGenerator:
             groups = parse_part(_Rollouts, answer, f"the answer of {url}{ROLLOUTS_PATH}").groups
         except AnswerError as error:
             raise ServerError(f"{error} Start the server with the trainer's version of vlm_pg.") from error
-        rollouts = [rollout for group in groups for rollout in group]
-        most, vocabulary = sampling.max_new_tokens, self.policy.vocab_size
-        are_whole = len(groups) == num_prompts and all(len(group) == sampling.num_generations for group in groups)
-        if not are_whole or any(
+        count, most, vocabulary = sampling.num_generations, sampling.max_new_tokens, self.policy.vocab_size
+        if [len(group) for group in groups] != [count] * num_prompts or any(
             len(one.token_ids) > most or len(one.logprobs) != len(one.token_ids) or max(one.token_ids) >= vocabulary
-            for one in rollouts
+            for group in groups
+            for one in group
         ):
             raise ServerError(
-                f"{url} answered {num_prompts} prompts with {len(groups)} groups, {len(rollouts)} rollouts in all, or "
-                f"with tokens that cannot be. Expected are {sampling.num_generations} rollouts each, of at most {most} "
-                f"tokens below {vocabulary} with their log-probabilities. Start the server with the trainer's version "
-                f"of vlm_pg and the model of the run. {self._advice}"
+                f"{url} answered {num_prompts} prompts with {[len(group) for group in groups]} rollouts, or with tokens "
+                f"that cannot be. Expected are {count} each, of at most {most} tokens below {vocabulary} with their "
+                f"log-probabilities. Start the server with the trainer's vlm_pg and the run's model. {self._advice}"
             )
         return [
             [

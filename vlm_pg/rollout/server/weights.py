@@ -112,6 +112,9 @@ class PushedWeights:
         folder: of this run alone, for the weights; servers see it under the same path.
         log: prints one line.
 
+    Attributes:
+        updates: of the weights that the servers have; None before the first loading.
+
     Raises:
         ServerError: of a kind that cannot load weights (or an adapter), or without an endpoint that this takes.
     """
@@ -139,7 +142,7 @@ class PushedWeights:
             )
         self._urls = settings.server.urls
         self._run = model.ranks.from_rank0(self._begin)
-        self._updates: int | None = None
+        self.updates: int | None = None
         self._asleep = False
         self._sends = settings.server.transfer == "broadcast"
         self._sent = dict[str, Version]()
@@ -158,7 +161,7 @@ class PushedWeights:
             InterruptedError: a stop was requested.
         """
         updates, ranks = self._model.policy.weights_version, self._model.ranks
-        if self._updates == updates and not self._asleep:
+        if self.updates == updates and not self._asleep:
             return
         if self._asleep and self._model.policy.device.type == "cuda":
             torch.cuda.empty_cache()  # the server's memory may be here
@@ -167,14 +170,14 @@ class PushedWeights:
         with self._model.gathered_parameters():
             if ranks.is_rank0 and problem is None:
                 try:
-                    if self._updates is None and "/resume" in self._server.paths:
+                    if self.updates is None and "/resume" in self._server.paths:
                         self._resume(self._urls)  # a run that was killed may have left it paused
                     for number in range(len(self._probes)):
                         self._load(number, updates)
                 except (ServerError, InterruptedError) as error:
                     problem = error
         self._raise_of_rank0(problem)
-        before, self._updates, self._asleep = self._updates, updates, False
+        before, self.updates, self._asleep = self.updates, updates, False
         if ranks.is_rank0 and before is not None and before != updates:
             self._drop(before)
 
@@ -208,7 +211,7 @@ class PushedWeights:
         Raises:
             ServerError: another run has loaded its weights into a server; or as ``sync``.
         """
-        assert self._updates is not None
+        assert self.updates is not None
         found = self._versions()
         for number, version in enumerate(found):
             url = self._urls[number]
@@ -218,9 +221,9 @@ class PushedWeights:
                     f"run ({self._run}) sampled from it. Give every run servers of its own, and go on with "
                     "run.resume=auto."
                 )
-            if version is None or version.updates != self._updates:
+            if version is None or version.updates != self.updates:
                 self._log(f"the server at {url} has lost the weights of this run: loading them again")
-                found[number] = self._load(number, self._updates)
+                found[number] = self._load(number, self.updates)
         return [version for version in found if version is not None]
 
     def updates_of(self, version: str) -> int | None:
@@ -228,21 +231,16 @@ class PushedWeights:
         found = Version.parse(version)
         return None if found is None or found.run != self._run else found.updates
 
-    @property
-    def updates(self) -> int | None:
-        """Updates of the weights that the servers have; None before the first loading."""
-        return self._updates
-
     def present(self) -> list[Version] | None:
         """The versions of the servers; None if one has lost the weights."""
-        found = [version for version in self._versions() if version and version[:2] == (self._run, self._updates)]
+        found = [version for version in self._versions() if version and version[:2] == (self._run, self.updates)]
         return found if len(found) == len(self._urls) else None
 
     @property
     def adapter(self) -> str | None:
         """The name that requests ask for; None where whole weights are loaded."""
-        assert self._updates is not None
-        return str(self._adapter(self._updates)) if self._is_adapter else None
+        assert self.updates is not None
+        return str(self._adapter(self.updates)) if self._is_adapter else None
 
     def are_still(self, before: Sequence[Version]) -> bool:
         """Whether every server has the weights from the same loading as ``before``."""
@@ -364,7 +362,7 @@ class PushedWeights:
                 f"The server at {url} reports no log-probabilities, so whether it has loaded the weights of this run "
                 "is not known. Use a server that reports them, or rollout.engine=in_process."
             )
-        if found.mean > self._limit:
+        if not found.mean <= self._limit:  # NaN too
             raise ServerError(
                 f"The server at {url} was given the weights after {updates} updates and samples from others: its "
                 f"log-probabilities of {found.tokens} tokens of the probe differ from the trainer's by a KL of "
@@ -377,6 +375,9 @@ class PushedWeights:
     async def _load_weights(self, client: ServerClient, updates: int) -> Version | None:
         path, loading, version = str(self._path(updates)), Version.new(self._run, None), Version.new(self._run, updates)
         if self._server.kind in ("vlm_pg", "sglang"):
+            present = await self._version(client)
+            if present is not None and present[:2] == version[:2]:
+                return present  # loaded by another rank
             body = {"model_path": path, "weight_version": str(version), "flush_cache": True}
             answer = await client.control("/update_weights_from_disk", body)
             if answer.get("success") is not True:
