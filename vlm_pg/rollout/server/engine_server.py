@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from vlm_pg.models.settings import ModelSettings
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.server.remote import ROLLOUTS_PATH, RolloutRequest
 from vlm_pg.rollout.server.weights import ENDPOINTS
+from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.types import Rollout
 
 # The ranks of a run send their questions of a step at nearly the same time; together they fill the GPU better.
@@ -61,7 +63,8 @@ class EngineServer:
     def __init__(self, settings: ModelSettings):
         self.settings, self.version = settings, ""
         self.policy = load_policy(settings.path, device=local_device(), settings=settings)
-        self._engines: dict[tuple[str, int], RolloutEngine] = {}
+        # Their buffers and CUDA graphs are used again.
+        self._engine = lru_cache(MAX_ENGINES)(self._make_engine)
         self._waiting, self._sampled = list[_Waiting](), list[_Waiting]()
         self._arrived, self._in_use = threading.Condition(), threading.Lock()
         threading.Thread(target=self._sample_forever, daemon=True).start()
@@ -123,7 +126,7 @@ class EngineServer:
             return
         try:
             with self._in_use:
-                rollouts = iter(self._engine(self._sampled[0]).generate(prompts, key[2]))
+                rollouts = iter(self._engine(*key[:2]).generate(prompts, key[2]))
             for one in self._sampled:
                 one.rollouts.set_result([next(rollouts) for _ in one.request.prompts])
         except (VlmPgError, ValueError, InterruptedError, torch.OutOfMemoryError) as error:
@@ -131,17 +134,11 @@ class EngineServer:
             for one in self._sampled:
                 one.rollouts.set_exception(error)
 
-    def _engine(self, one: _Waiting) -> RolloutEngine:
-        """One for each kind of request, so that buffers and CUDA graphs are used again."""
-        settings, seed, _ = one.key
-        engine = self._engines.pop((settings, seed), None)
-        if engine is None:
-            should_stop = lambda: all(waiting.is_gone() for waiting in self._sampled)  # noqa: E731
-            engine = RolloutEngine(self.policy, one.request.settings, seed, should_stop)
-        self._engines[settings, seed] = engine  # the newest last
-        while len(self._engines) > MAX_ENGINES:
-            del self._engines[next(iter(self._engines))]
-        return engine
+    def _make_engine(self, settings: str, seed: int) -> RolloutEngine:
+        def should_stop() -> bool:
+            return all(one.is_gone() for one in self._sampled)
+
+        return RolloutEngine(self.policy, RolloutSettings.model_validate_json(settings), seed, should_stop)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -159,8 +159,8 @@ class RemoteGenerator:
             for one in group
         ):
             raise ServerError(
-                f"{url} answered {num_prompts} prompts with {[len(group) for group in groups]} rollouts, or with tokens "
-                f"that cannot be. Expected are {count} each, of at most {most} tokens below {vocabulary} with their "
+                f"{url} answered {num_prompts} prompts with {[len(group) for group in groups]} rollouts, or with "
+                f"tokens that cannot be. Expected are {count} each, of at most {most} tokens below {vocabulary} with "
                 f"log-probabilities. Start the server with the trainer's vlm_pg and the run's model. {self._advice}"
             )
         return [
