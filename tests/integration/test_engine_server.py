@@ -314,22 +314,36 @@ class Process:
         self._settings = ModelSettings(path=str(model)).model_dump_json()
         self.begin()
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.finish()
+
     def begin(self) -> None:
         where = ("--host", "127.0.0.1", "--port", str(self.port), "--model-settings", self._settings)
         self.process = ModuleProcess(SERVER_MODULE, *where)
+        while "serving " not in self.process.printed:
+            assert self.process.returncode is None, self.process.printed
+            time.sleep(0.05)
 
 
-def test_a_run_outlives_its_server(tmp_path: Path) -> None:
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Process]:
+    server = Process(save_tiny_model(tmp_path / "model"))
+    yield server
+    server.kill()
+
+
+def test_a_run_outlives_its_server(server: Process, tmp_path: Path) -> None:
     """Killed in the second step; the run ends with its steps saved, and goes on once the server is back."""
-    server = Process(model := save_tiny_model(tmp_path / "model"))
+    model = tmp_path / "model"
     config = run_config(model, folder := tmp_path / "run", url=server.url)
+    config["training"]["steps"] = 12
     path = write_config(folder / "run.yaml", config)
     first = ModuleProcess("vlm_pg.cli", "train", str(path), environment={"OPENAI_API_KEY": KEY})
-    while "step 1/" not in first.printed:
+    while "step  1/12" not in first.printed:
         assert first.returncode is None, first.printed
         time.sleep(0.01)
-    server.process.kill()
-    server.process.finish()
+    server.kill()
     first.finish()
     assert first.returncode not in (0, 130) and "Traceback" not in first.printed
     assert f"Server {server.url}: It has not answered for 1 s" in first.printed and "run.resume=auto" in first.printed
@@ -340,10 +354,8 @@ def test_a_run_outlives_its_server(tmp_path: Path) -> None:
         "vlm_pg.cli", "train", str(path), "run.resume=auto", "rollout.server.wait_seconds=120", "observe.report=true"
     )
     again.finish()
-    server.process.kill()
-    server.process.finish()
     assert again.returncode == 0 and f"resuming after step {saved[-1]}" in again.printed, again.printed
-    assert [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")] == [*range(1, RUN_STEPS + 1)]
+    assert [line["step"] for line in read_lines(folder / "run" / "metrics.jsonl")] == [*range(1, 13)]
     for name in ("config.yaml", "report.html", "summary.json"):
         assert KEY not in (folder / "run" / name).read_text()
 
