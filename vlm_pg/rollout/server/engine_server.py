@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (VlmPgError, ValueError) as error:
             self._reply(400, {"error": str(error)})
         except InterruptedError:
-            self.close_connection = True  # nobody reads a reply
+            self.close_connection = True  # the client has disconnected
         except Exception as error:
             traceback.print_exc()
             self._reply(500, {"error": f"{type(error).__name__}: {error}"})
