@@ -95,6 +95,7 @@ class RunConfig(Settings):
         problems += _evaluation_faults(self.eval, self.data, self.training)
         problems += _weight_faults(self.model, self.training, self.cache)
         problems += _algorithm_faults(self.algorithm, self.rollout, self.training)
+        problems += _objective_faults(self.algorithm, self.rollout, self.training)
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -264,6 +265,8 @@ def _evaluation_faults(evaluation: EvalSettings, data: DataSettings, training: T
 
 def _algorithm_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, training: TrainingSettings) -> list[str]:
     """The algorithm with rollout and training settings."""
+    if training.objective != "rl":
+        return []
     checks = (
         (
             rollout.num_generations < 2 and algorithm.baseline != "none" and not algorithm.own_advantages,
@@ -312,4 +315,32 @@ def _algorithm_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, tr
             num_kept(rollout.num_generations, algorithm.prune_rate)
         except ValueError as error:
             problems.append(f"algorithm.prune_rate with rollout.num_generations: {error}")
+    return problems
+
+
+# Settings of rollouts that evaluation does not read.
+_OF_ROLLOUTS = ("engine", "num_generations", "temperature", "logprobs", "keep_forward_gb", "staleness", "in_flight")
+
+
+def _objective_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, training: TrainingSettings) -> list[str]:
+    """Settings of reinforcement learning beside another objective."""
+    if training.objective == "rl":
+        return []
+    usual = RolloutSettings()
+    set_here = [f"algorithm.{name}={value}" for name, (value, _) in algorithm.differences_from_preset.items()]
+    set_here = [one for one in set_here if not one.startswith("algorithm.loss_average=")]
+    set_here += [f"algorithm.preset={algorithm.preset}"] if algorithm.preset else []
+    differing = [name for name in _OF_ROLLOUTS if getattr(rollout, name) != getattr(usual, name)]
+    set_here += [f"rollout.{name}={getattr(rollout, name)}" for name in differing]
+    problems = []
+    if set_here:
+        problems.append(
+            f"training.objective is {training.objective}, which trains on records' own responses and samples no "
+            f"rollouts, and {', '.join(set_here)} is for rl. Leave that out, or set training.objective=rl."
+        )
+    if training.keep_best == "reward":
+        problems.append(
+            f"training.keep_best is reward, and training.objective={training.objective} has none. Set "
+            "training.keep_best=eval/accuracy or null."
+        )
     return problems

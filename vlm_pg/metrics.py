@@ -30,6 +30,8 @@ class Chart:
     smooth: bool = True
 
 
+# Of supervised training.
+NLL_CHART = Chart("Negative log-likelihood of responses", 1)
 # A report names those of them that a run lacks.
 MAIN_CHARTS = (
     REWARD_CHART := Chart("Reward", 1),

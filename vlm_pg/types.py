@@ -102,9 +102,25 @@ class Sample:
     source: str
     category: str
     process: str = ""
+    turns: tuple[str, ...] = ()
+    rejected: str = ""
     details: Mapping[str, Any] = field(default_factory=dict, hash=False)
     dataset: str = ""
     where: str = field(default="", compare=False)
+
+    @property
+    def response(self) -> str:
+        """The assistant's (first) turn that supervised training teaches.
+
+        Without turns: "<think>...</think>\n<answer>B</answer>", the process with its tags or without, or the answer
+        alone.
+        """
+        if self.turns:
+            return self.turns[0]
+        process = self.process.strip()
+        if process and "<think>" not in process:
+            process = f"<think>{process}</think>"
+        return "\n".join(filter(None, (process, f"<answer>{self.answer}</answer>")))
 
 
 @dataclass(frozen=True)
@@ -321,6 +337,7 @@ class Rollout:
     ``weights_version``: optimizer steps the weights that sampled it had had; None: those of the policy.
     ``token_versions``: the same for each token, where weights were updated while it was sampled; ``weights_version`` is
     the first of them.
+    ``loss_mask`` bool [R]: the tokens that the policy wrote and is trained on; None: all.
     """
 
     token_ids: torch.Tensor
@@ -332,6 +349,12 @@ class Rollout:
     forward: RecordedForward | None = field(default=None, compare=False, repr=False)
     weights_version: int | None = None
     token_versions: tuple[int, ...] = ()
+    loss_mask: torch.Tensor | None = None
+
+    @property
+    def num_trained(self) -> int:
+        """Number of tokens with a loss."""
+        return len(self.token_ids) if self.loss_mask is None else int(self.loss_mask.sum())
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def train_case(case: str, seed: int, settings: Sequence[str], folder: str) -> di
         "eval.before=false", "observe.print_rollouts_every=0", "observe.report=false", "rollout.keep_forward_gb=0",
         *of_case, *settings,
     ]  # fmt: skip
-    with patch("vlm_pg.training.trainer.make_sampler", make):
+    with patch("vlm_pg.training.setup.make_sampler", make):
         code = train(load_config("configs/embedded.yaml", overrides))
     if code:
         raise RuntimeError(f"{case}, seed {seed}: exit code {code}")

@@ -18,7 +18,7 @@ from vlm_pg.models.policy import Policy
 from vlm_pg.observe.logs import MetricsLog
 from vlm_pg.observe.run_lock import RunLock
 from vlm_pg.training import main as training
-from vlm_pg.training import trainer
+from vlm_pg.training import collect, trainer
 from vlm_pg.training.checkpoints import find_checkpoints
 
 RARELY = "training.checkpoint_every=0"
@@ -131,14 +131,14 @@ def test_metrics_that_do_not_fit_leave_a_checkpoint(
 def test_whatever_ends_sampling_keeps_the_steps_before(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    collect = trainer.Collector.collect
+    collected = collect.Collector.collect
 
     def fails(self: Any, step: int, ahead: int) -> Any:
         if step == 3:
             raise error
-        return collect(self, step, ahead)
+        return collected(self, step, ahead)
 
-    monkeypatch.setattr(trainer.Collector, "collect", fails)
+    monkeypatch.setattr(collect.Collector, "collect", fails)
     if isinstance(error, ServerError):
         assert train_here(config, f"run.dir={tmp_path / 'run'}", RARELY).code == 2
     else:

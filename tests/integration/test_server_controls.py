@@ -136,10 +136,7 @@ class Run:
 
     def step(self, number: int) -> list[RolloutGroup]:
         """As ``Trainer`` does it; the update changes all weights."""
-        self.sampler.sync_weights(number)
         batch = self.collector.collect(number, 0)
-        self.sampler.release_memory()
-        self.collector.sample_ahead(number)
         generator = torch.Generator().manual_seed(number)
         with torch.no_grad():
             for _, weight in trained_weights(self.policy):

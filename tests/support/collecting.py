@@ -29,6 +29,8 @@ class MadeUpRewards:
     def __init__(self, reward: Reward):
         self.reward = reward
         self.weights = {"accuracy": 1.0, "format": 0.0}
+        self.failures: dict[str, int] = {}
+        self.first_errors: dict[str, str] = {}
 
     def accuracies(self, responses: Sequence[Response], should_stop: Any = None) -> list[float | None]:
         return [reward.total for reward in self.score(responses)]

@@ -14,7 +14,7 @@ import torch
 
 from vlm_pg.algorithms.settings import AlgorithmSettings, KlEstimator, LossAverage
 from vlm_pg.algorithms.tokens import LOG_RATIO_CLAMP, ResponseTokens, log_ratios
-from vlm_pg.metrics import KL_CHART, Chart, Metric
+from vlm_pg.metrics import KL_CHART, NLL_CHART, Chart, Metric
 
 LossAndMetrics = tuple[torch.Tensor, dict[Metric, torch.Tensor]]
 
@@ -31,6 +31,7 @@ RATIO_MIN = Metric("ratio_min", "policy / rollout probability", "smallest", _EXT
 # k3 estimate of KL(behaviour || policy).
 BEHAVIOUR_KL = Metric("behaviour_kl", "nat per token")
 KL = Metric("kl", "nat per token", chart=KL_CHART)
+NLL = Metric("nll", "nat per token", chart=NLL_CHART)
 
 
 def clip(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
@@ -59,6 +60,11 @@ def cispo(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics
     terms = clipped.detach() * tokens.advantages * tokens.policy_logprobs
     counts = tokens.advantages != 0
     return weighted_sum(tokens, terms), _ratio_metrics(tokens, settings, ratio, low & counts, high & counts)
+
+
+def nll(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
+    """-policy_logprob of each token: the cross-entropy of supervised training."""
+    return weighted_sum(tokens, tokens.policy_logprobs), {NLL: -tokens.policy_logprobs.detach().sum()}
 
 
 def entropy_bonus(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:

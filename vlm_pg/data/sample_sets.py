@@ -62,6 +62,13 @@ def sources_of(samples: Sequence[Sample]) -> tuple[list[str], np.ndarray]:
     return names, np.array([indices[sample.source] for sample in samples], dtype=np.int32)
 
 
+def media_of(samples: Sequence[Sample]) -> np.ndarray:
+    """A number for the media of each sample, int64 [N]: equal for samples of equal media, unique for those without."""
+    keys = samples.media_keys() if isinstance(samples, StreamedSamples) else (sample.media for sample in samples)
+    codes: dict[Any, int] = {}
+    return np.fromiter((codes.setdefault(key or index, len(codes)) for index, key in enumerate(keys)), np.int64)
+
+
 class StreamedSamples(Sequence[Sample], ABC):
     """Samples that are not in memory, with what can be known of all of them without reading each whole."""
 
@@ -72,6 +79,10 @@ class StreamedSamples(Sequence[Sample], ABC):
     @abstractmethod
     def sources(self) -> tuple[list[str], np.ndarray]:
         """See ``sources_of``."""
+
+    @abstractmethod
+    def media_keys(self) -> Iterator[Any]:
+        """A key for the media of each sample, equal for equal ones; an empty one without media."""
 
     @abstractmethod
     def _sample(self, index: int) -> Sample:
@@ -131,6 +142,11 @@ class PreparedRecords(StreamedSamples):
         names = sorted(codes)
         order = np.argsort([codes[name] for name in names]).astype(np.int32)
         return names, order[codes_N]
+
+    def media_keys(self) -> Iterator[Any]:
+        """See ``StreamedSamples``."""
+        for paths, starts, ends, times in zip(*map(self._column, ("path", "start", "end", "times")), strict=True):
+            yield tuple(zip(paths, starts, ends, map(tuple, times), strict=True))
 
     def _column(self, name: str) -> Iterator[Any]:
         import pyarrow.parquet
@@ -254,6 +270,11 @@ class SeveralSets(StreamedSamples):
         """See ``any_media``."""
         return any(map(any_media, self.sets.values()))
 
+    def media_keys(self) -> Iterator[Any]:
+        """See ``StreamedSamples``; media of different sets count as different."""
+        for name, samples in self.sets.items():
+            yield from ((name, int(number)) for number in media_of(samples))
+
     def sources(self) -> tuple[list[str], np.ndarray]:
         """The sets are the sources (``data.mixture``): see ``sources_of``."""
         sizes = [len(samples) for samples in self.sets.values()]
@@ -289,17 +310,31 @@ def _permutation(num_samples: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class EpochOrder:
-    """The order with every sample once per epoch."""
+    """The order with every sample once per epoch.
 
-    def __init__(self, num_samples: int):
-        self._num_samples = num_samples
+    Args:
+        media: int64 [N] number of each sample's media: samples with equal ones follow each other. Each epoch has its
+            own random order of media, and of the samples of each. None: the media do not count.
+    """
+
+    def __init__(self, num_samples: int, media: np.ndarray | None = None):
+        self._num_samples, self._media = num_samples, media
+        self._of_epoch: tuple[Any, np.ndarray] = (None, np.empty(0))
 
     def __len__(self) -> int:
         return self._num_samples
 
     def index_at(self, position: int, seed: int, shuffle: bool) -> int:
         """See ``index_at``."""
-        return index_at(self._num_samples, position, seed, shuffle)
+        if self._media is None or not self._num_samples:
+            return index_at(self._num_samples, position, seed, shuffle)
+        epoch, offset = divmod(position, self._num_samples)
+        if self._of_epoch[0] != (key := (epoch, seed) if shuffle else "file"):
+            order = _permutation(self._num_samples, seed, epoch) if shuffle else np.arange(self._num_samples)
+            # Not by first appearance in ``order``, which puts media with many samples first.
+            ranks = _permutation(int(self._media.max()) + 1, seed, -1 - epoch)[self._media] if shuffle else self._media
+            self._of_epoch = key, order[np.argsort(ranks[order], kind="stable")]
+        return int(self._of_epoch[1][offset])
 
 
 class Mixture:
@@ -308,17 +343,21 @@ class Mixture:
     Args:
         sources: index of each sample's source, int32 [N].
         weights: by name, for every source; those of weight 0 are left out.
+        media: as of ``EpochOrder``.
 
     Raises:
         ConfigError: a source has no weight, or a weight no source, or all are 0.
     """
 
-    def __init__(self, names: Sequence[str], sources: np.ndarray, weights: Mapping[str, float]):
+    def __init__(
+        self, names: Sequence[str], sources: np.ndarray, weights: Mapping[str, float], media: np.ndarray | None = None
+    ):
         check_weights(names, weights)
         values = np.array([weights[name] for name in names])
         self.names = list(names)
         self.shares = values / values.sum()
         self.members = [np.flatnonzero(sources == index).astype(np.int32) for index in range(len(names))]
+        self._orders = [EpochOrder(len(one), None if media is None else media[one]) for one in self.members]
         # Upper ends of the sources' arcs of the circle; the last one goes to its end, whatever the rounding.
         last = int(np.flatnonzero(values)[-1])
         self._ends = np.array([int(end * 2**64) if end < 1 else 2**64 - 1 for end in np.cumsum(self.shares)], np.uint64)
@@ -344,8 +383,7 @@ class Mixture:
             counts = np.bincount(self._chosen(len(self._before) - 1, seed), minlength=len(self.names))
             self._before.append(self._before[-1] + counts)
         earlier = int(self._before[block][source] + np.count_nonzero(chosen[:offset] == source))
-        members = self.members[source]
-        return int(members[index_at(len(members), earlier, seed, shuffle)])
+        return int(self.members[source][self._orders[source].index_at(earlier, seed, shuffle)])
 
     def _chosen(self, block: int, seed: int) -> np.ndarray:
         """The source at each position of a block."""
@@ -361,13 +399,19 @@ class Mixture:
         )
 
 
-def order_of(samples: Sequence[Sample], weights: Mapping[str, float]) -> EpochOrder | Mixture:
+def order_of(
+    samples: Sequence[Sample], weights: Mapping[str, float], media_together: bool = False
+) -> EpochOrder | Mixture:
     """The order of training: by weights of sources (``data.mixture``), or without any each sample once per epoch.
+
+    Args:
+        media_together: samples on equal media follow each other (``data.media_together``).
 
     Raises:
         ConfigError: see ``Mixture``.
     """
-    return Mixture(*sources_of(samples), weights) if weights else EpochOrder(len(samples))
+    media = media_of(samples) if media_together else None
+    return Mixture(*sources_of(samples), weights, media) if weights else EpochOrder(len(samples), media)
 
 
 def used_samples(samples: Sequence[Sample], weights: Mapping[str, float]) -> Sequence[Sample]:

@@ -63,6 +63,11 @@ class DataSettings(Settings):
     shuffle: bool = Field(
         True, description="Shuffle the records in every epoch, in an order derived from the run's seed."
     )
+    media_together: bool | None = Field(
+        None,
+        description="Questions on the same images or videos follow each other, so that a step encodes these once. "
+        "Media and the questions of each come in random order. Default: with training.objective=sft.",
+    )
     mixture: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,
         description="Sampling weight of each source of the training records (their data_source); empty: all records "

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Values = Mapping[str, float | None]
 _COLUMNS = ("question", "gold", "response", "reward", "advantage")
 _NUMBERS = {
+    "nll": "nll {:.3f} nat",
     "kl": "kl {:.3f}",
     "entropy": "entropy {:.2f} nat",
     "response_tokens_mean": "response {:.1f} tok",
@@ -209,13 +210,14 @@ def format_step(step: int, total: int, values: Values) -> str:
     step  12/300 | reward 0.61 (accuracy 0.52, format 0.90) | kl 0.012 | entropy 0.41 nat | response 14.6 tok
     | 5,120 tok/s | 0.28 s | shared prefix saved 4,816 of 7,168 tok (3.0x fewer)
     """
-    reward = values.get("reward")
     parts = {key.removeprefix("reward/"): value for key, value in values.items() if key.startswith("reward/")}
     segments = [f"step {step:>{len(str(total))}}/{total}"]
-    segments.append(f"reward {_with_parts('n/a' if reward is None else f'{reward:.2f}', parts)}")
+    if "reward" in values:
+        reward = values["reward"]
+        segments.append(f"reward {_with_parts('n/a' if reward is None else f'{reward:.2f}', parts)}")
     segments += [form.format(values[key]) for key, form in _NUMBERS.items() if values.get(key) is not None]
     computed, repeated = values.get("tokens_computed"), values.get("tokens_repeated")
-    if computed is not None and repeated:
+    if computed is not None and repeated and repeated > computed:
         saved, whole = int(repeated - computed), int(repeated)
         ratio = whole / max(1, whole - saved)
         segments.append(f"shared prefix saved {saved:,} of {whole:,} tok ({ratio:.1f}x fewer)")
@@ -322,8 +324,11 @@ def _why_little(number: Mapping[str, float]) -> str:
     if prompt < response:
         reasons.append(f"prompts of {prompt:,.0f} tokens are short against responses of {response:,.0f}")
         changes.append("more frames or pixels (media.max_frames, media.max_pixels) or shorter responses")
-    if rollouts < 4:
-        reasons.append(f"only {rollouts:.3g} rollout(s) share a prompt")
+    if rollouts == 1:
+        reasons.append("each prompt has one response, and few of a step's questions are on one video")
+        changes.append("several questions on each video, and a higher training.prompts_per_step")
+    elif rollouts < 4:
+        reasons.append(f"only {rollouts:.3g} rollouts share a prompt")
         changes.append("a higher rollout.num_generations")
     if not reasons:
         reasons.append("few rollouts stand behind the long prompts")

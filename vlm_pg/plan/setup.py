@@ -147,6 +147,7 @@ def setup_of(config: Any, shape: ModelShape, ranks: int) -> Setup:
     computed = rollout.engine == "server" or not model.share_prefix or model.attention_kernel == "oracle"
     computed |= rollout.logprobs == "recompute" and config.algorithm.updates > 1
     computed |= sequence_parallel > 1 and rollout.split == "prompts"
+    computed |= config.training.objective != "rl"
     keep_forward = 0.0 if computed else rollout.keep_forward_gb
     buckets = 2 if zero.get("overlap_comm") else 1
     return Setup(
@@ -165,7 +166,7 @@ def setup_of(config: Any, shape: ModelShape, ranks: int) -> Setup:
         prefix=prefix,
         patches=patches,
         response=max(1, rollout.max_new_tokens - 1),
-        generations=rollout.num_generations,
+        generations=rollout.num_generations if config.training.objective == "rl" else 1,
         budget=config.training.micro_batch_tokens,
         prompts=-(-config.training.prompts_per_step // data_ranks),
         logits_bytes=model.least_logits_bytes,

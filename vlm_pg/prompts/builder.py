@@ -274,12 +274,15 @@ def check_length(tokens: int, visual: int, subtitles: str, words: PromptWords, l
 
 
 def question_words(settings: PromptSettings, sample: Sample) -> str:
-    """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind.
+    """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind (not for
+    a conversation).
 
     They are as ``with_media`` takes them.
     """
     options = map(marked, sample.options)
-    parts = (marked_question(sample.question), *options, settings.instructions[sample.answer_kind])
+    # A conversation asks in its own words.
+    instruction = "" if sample.turns else settings.instructions[sample.answer_kind]
+    parts = (marked_question(sample.question), *options, instruction)
     return "\n".join(part for part in parts if part)
 
 

@@ -33,6 +33,7 @@ class PromptSource:
         where: location of faults of samples that have none of their own, e.g. the path of the records.
         check: raises SampleError for a prompt that the model cannot answer.
         cache_bytes: room for finished prompts, pixels included; the least recently used go first.
+        scores: responses are scored, which takes a gold answer.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class PromptSource:
         where: str,
         check: Callable[[Prompt], None] = lambda prompt: None,
         cache_bytes: int = 0,
+        scores: bool = True,
     ):
+        self._scores = scores
         self._loaders, self._builder, self._where, self._check = loaders, builder, where, check
         self._tickets: dict[str, Ticket] = {}
         # Of media that a sample still waits for: its questions share one decoding.
@@ -93,6 +96,12 @@ class PromptSource:
         return ticket
 
     def _prompt(self, sample: Sample, tamper: Tamper | None, should_stop: Callable[[], bool]) -> Prompt:
+        if self._scores and not sample.answer:
+            raise SampleError(
+                "no_gold_answer",
+                "the record has turns of a conversation and no gold answer ('solution'), so that no response to it can "
+                "be scored. Add one, or train on the record with training.objective=sft.",
+            )
         cached = self._cache.get(sample.sample_id) if tamper is None else None
         if cached is not None:
             self._cache.move_to_end(sample.sample_id)
@@ -158,11 +167,11 @@ class SourcePool(AbstractContextManager["SourcePool"]):
         self._pool = decoding_pool(media, cache) if pool is None else pool
         self._loaders: dict[tuple[Path, str, bool], MediaLoader] = {}
 
-    def for_training(self, cache_bytes: int = 0) -> PromptSource:
+    def for_training(self, cache_bytes: int = 0, scores: bool = True) -> PromptSource:
         """The source of the samples of ``data.train``."""
         options = self._options
         loaders = {name: self._loader(path, name, options) for name, path in self._data.train_sets.items()}
-        return PromptSource(loaders, options.builder, self._data.train_shown, options.check, cache_bytes)
+        return PromptSource(loaders, options.builder, self._data.train_shown, options.check, cache_bytes, scores)
 
     def for_records(
         self, records: Path, name: str = "", cache_bytes: int = 0, options: PromptOptions | None = None

@@ -1,4 +1,4 @@
-"""A step's batch: questions, rollouts, rewards, advantages, pruning.
+"""A step's batch for reinforcement learning: questions, rollouts, rewards, advantages, pruning.
 
 A step begins with ``training.prompts_per_step`` questions. Further ones replace groups without spread (DAPO's dynamic
 sampling) and use the tokens that pruning freed (CPPO's dynamic completion allocation). They are chosen over all ranks
@@ -8,11 +8,12 @@ together, so they do not depend on the number of ranks (except where rollouts ar
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -23,6 +24,7 @@ from vlm_pg.distributed import check_stop, gather_objects, sum_over_ranks
 from vlm_pg.metrics import Chart, Metric
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler, Scorer, control_key
+from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
 from vlm_pg.tally import Tally
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.groups import (
@@ -30,6 +32,7 @@ from vlm_pg.training.groups import (
     add_parts,
     advantage_groups,
     all_tokens,
+    group_metrics,
     has_spread,
     kept_tokens,
     prune_groups,
@@ -63,6 +66,8 @@ TOKEN_BUDGET = Metric("token_budget", "tokens", "same")
 # T-GRPO: share of the groups with a control that earned the bonus, and how often the control was right.
 TEMPORAL_BONUS = Metric("temporal/bonus_share", "share of groups")
 TEMPORAL_CONTROL = Metric("temporal/accuracy_control", "share of rollouts")
+SAMPLED_PER_SECOND = Metric("generation/tokens_per_second", "new tokens per second", "same")
+REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
 
 
 @dataclass(frozen=True)
@@ -85,16 +90,37 @@ class Stages:
 class StepBatch:
     """This rank's batch of a step.
 
-    ``sampled``: every complete group, for metrics and logs, without visual features. ``groups``: those that train,
-    pruned rollouts marked in ``kept``. ``vision``: the tower's run for training whose features the prompts of
-    ``groups`` carry, if any. ``counts``: over all ranks. ``sampling``: statistics of the samplers on this rank.
+    ``sampled``: every complete group, for logs, without visual features. ``groups``: those that train, pruned rollouts
+    marked in ``kept``. ``vision``: the tower's run for training whose features the prompts of ``groups`` carry, if any.
+    ``values``: the batch's metrics over all ranks.
     """
 
     sampled: list[RolloutGroup]
     groups: list[RolloutGroup]
     vision: StepFeatures | None
-    counts: dict[str, float]
-    sampling: Tally
+    values: dict[str, float | None]
+
+
+class Batches(Protocol):
+    """Makes the batch of each step for one objective (``training.objective``).
+
+    ``position``: of the question stream behind the last step that was collected. ``scores_itself``: as of ``Sampler``.
+    """
+
+    position: int
+
+    @property
+    def scores_itself(self) -> bool: ...
+
+    def warm_up(self) -> None:
+        """Prepare for the first step; its media are decoded meanwhile."""
+
+    def collect(self, step: int, steps_ahead: int) -> StepBatch:
+        """The batch of ``step``; media of the next ``steps_ahead`` steps are decoded meanwhile. A collective.
+
+        Raises:
+            InterruptedError: a stop was requested.
+        """
 
 
 class _Loaded(NamedTuple):
@@ -113,11 +139,8 @@ class _Started:
     position: int
 
 
-class Collector:
-    """Makes the batch of a step.
-
-    ``position``: of the question stream behind the last step that was collected; later steps may have begun.
-    """
+class Collector(Batches):
+    """Batches of rollouts with rewards and advantages; sampling of later steps may have begun."""
 
     def __init__(
         self,
@@ -126,6 +149,7 @@ class Collector:
         stages: Stages,
         phases: Phases,
         should_stop: Callable[[], bool] = lambda: False,
+        warn: Callable[[str], None] = lambda message: None,
     ):
         self.config, self.algorithm = config, config.algorithm
         self.engine, self.policy, self.parallel = engine, engine.policy, engine.parallel
@@ -136,13 +160,32 @@ class Collector:
         self.position = stages.stream.position
         self._controls: dict[str, list[float | None]] = {}
         self._tally, self._sampling = Tally(), Tally()
+        self._reward_errors = RewardErrors(stages.rewarder, warn)
+
+    @property
+    def scores_itself(self) -> bool:
+        return self.stages.sampler.scores_itself
+
+    def warm_up(self) -> None:
+        """See ``Batches``."""
+        if isinstance(self.stages.sampler, RolloutEngine):
+            self.stages.sampler.warm_up(meanwhile=partial(self.stages.stream.decode_ahead, 1))
 
     def collect(self, step: int, steps_ahead: int) -> StepBatch:
-        """Sample step ``step``. Media of the next ``steps_ahead`` steps are decoded meanwhile.
+        """See ``Batches``."""
+        sampler = self.stages.sampler
+        with self.phases.timed("weights") if self.config.rollout.engine == "server" else nullcontext():
+            sampler.sync_weights(step)
+        batch = self._collect(step, steps_ahead)
+        sampler.release_memory()
+        self.sample_ahead(step)
+        values = group_metrics(batch.sampled, batch.groups) | batch.values | self._reward_errors.count()
+        values |= self._sampling.reduced()
+        if NEW_TOKENS in values:
+            values[SAMPLED_PER_SECOND] = (values[NEW_TOKENS] or 0.0) / self.phases.of_step["rollout"]
+        return replace(batch, values=values)
 
-        Raises:
-            InterruptedError: a stop was requested.
-        """
+    def _collect(self, step: int, steps_ahead: int) -> StepBatch:
         self._order, self._controls, self._tally, self._sampling = {}, {}, Tally(), Tally()
         if self.parallel is not None:
             self.parallel.prompts = {}
@@ -180,7 +223,6 @@ class Collector:
             [group for group in groups if group.rollouts and (counts_anyway or trains(group))],
             vision,
             {QUESTIONS: self._sum(len(sampled)), **counts, **self._tally.reduced()},
-            self._sampling,
         )
 
     def sample_ahead(self, step: int) -> None:
@@ -423,3 +465,23 @@ class Collector:
 
     def _sum(self, count: float) -> float:
         return sum_over_ranks({"count": float(count)}, self.policy.device)["count"]
+
+
+class RewardErrors:
+    """Failures of user-defined reward functions. Only rank 0 prints, so a first error on another rank is shown here."""
+
+    def __init__(self, rewarder: Rewarder, warn: Callable[[str], None]):
+        self._rewarder, self._warn = rewarder, warn
+        self._shown: set[str] = set()
+
+    def count(self) -> dict[str, float | None]:
+        """Failures so far of each function that has failed, over all ranks. A collective."""
+        rewarder = self._rewarder
+        self._shown |= set(rewarder.first_errors)  # shown by the rewarder itself
+        counts: Counter[str] = Counter()
+        for failures, messages in gather_objects((dict(rewarder.failures), dict(rewarder.first_errors))):
+            counts.update(failures)
+            for name in messages.keys() - self._shown:
+                self._shown.add(name)
+                self._warn(messages[name])
+        return {REWARD_ERRORS.of(name): float(count) for name, count in counts.items()}

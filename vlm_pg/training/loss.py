@@ -23,7 +23,8 @@ from vlm_pg.metrics import ENTROPY_CHART, Chart, Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
-from vlm_pg.types import RolloutGroup
+from vlm_pg.training.settings import Objective
+from vlm_pg.types import Rollout, RolloutGroup
 
 LOSS = Metric("loss", how="sum", chart=Chart("Loss", 10), over_updates="mean")
 ENTROPY = Metric("entropy", "nat per token", chart=ENTROPY_CHART)
@@ -59,10 +60,11 @@ class GroupLoss:
     algorithm: AlgorithmSettings
     behaviour_logprobs: Sequence[Sequence[torch.Tensor]] | None
     measure_mismatch: bool = False
+    objective: Objective = "rl"
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
-        self._policy_loss = load_loss(self.algorithm)
+        self._policy_loss = load_loss(self.algorithm, self.objective)
 
     def of_pass(
         self,
@@ -84,6 +86,9 @@ class GroupLoss:
             return (logprobs.sum() + entropies.sum()) * 0.0
         pieces, ref_logprobs = passes[number], None if of_reference is None else of_reference[number]
         rollouts = [(piece.group, index) for piece in pieces for index in piece.responses]
+        if (trained := self._trained_tokens(rollouts)) is not None:
+            logprobs, entropies = logprobs[trained], entropies[trained]
+            ref_logprobs = None if ref_logprobs is None else ref_logprobs[trained]
         tokens = self._tokens(rollouts, logprobs, entropies, ref_logprobs)
         loss, metrics = self._policy_loss(tokens)
         if ref_logprobs is not None:
@@ -99,6 +104,15 @@ class GroupLoss:
             self._sum_mismatch(rollouts, logprobs.detach())
         return loss
 
+    def _trained_tokens(self, rollouts: Sequence[tuple[int, int]]) -> torch.Tensor | None:
+        """int64 indices of the pass's tokens that have a loss; None: all."""
+        members = [self.groups[group].rollouts[index] for group, index in rollouts]
+        if all(rollout.loss_mask is None for rollout in members):
+            return None
+        everything = (torch.ones(len(rollout.token_ids), dtype=torch.bool) for rollout in members)
+        masks = [all_ if r.loss_mask is None else r.loss_mask for r, all_ in zip(members, everything, strict=True)]
+        return torch.cat(masks).nonzero()[:, 0].to(self.policy.device, non_blocking=True)
+
     def _tokens(
         self,
         rollouts: Sequence[tuple[int, int]],
@@ -106,17 +120,20 @@ class GroupLoss:
         entropies: torch.Tensor,
         ref_logprobs: torch.Tensor | None,
     ) -> ResponseTokens:
-        """Inputs of the loss: advantages, weights and log-probabilities of each token."""
+        """Inputs of the loss: advantages, weights and log-probabilities of each token that has one."""
         algorithm = self.algorithm
-        lengths = [len(self.groups[group].rollouts[index].token_ids) for group, index in rollouts]
+        members = [(self.groups[group], index) for group, index in rollouts]
+        lengths = [group.rollouts[index].num_trained for group, index in members]
         weights = torch.tensor([self.weights[group][index] for group, index in rollouts], dtype=torch.float32)
-        advantages = [_advantages(self.groups[group], index) for group, index in rollouts]
+        advantages = [_trained(group.rollouts[index], _advantages(group, index)) for group, index in members]
         behaviour = logprobs.detach()
         if self.behaviour_logprobs is not None:
-            behaviour = self._on_device([self.behaviour_logprobs[group][index] for group, index in rollouts])
+            of_rollouts = [(self.groups[g].rollouts[i], self.behaviour_logprobs[g][i]) for g, i in rollouts]
+            behaviour = self._on_device([_trained(rollout, values) for rollout, values in of_rollouts])
         importance = None
         if algorithm.importance_cap is not None:
-            recorded = self._on_device([self.groups[group].rollouts[i].rollout_logprobs for group, i in rollouts])
+            sampled = [group.rollouts[index] for group, index in members]
+            recorded = self._on_device([_trained(rollout, rollout.rollout_logprobs) for rollout in sampled])
             importance, metrics = importance_weights(behaviour, recorded, lengths, algorithm)
             self.tally.add_all(metrics, len(logprobs))
         return ResponseTokens(
@@ -133,9 +150,9 @@ class GroupLoss:
     def _sum_mismatch(self, rollouts: Sequence[tuple[int, int]], logprobs: torch.Tensor) -> None:
         """Over rollouts of the present weights alone: for others, weights differ too."""
         members = [(self.groups[group], index) for group, index in rollouts]
-        trained = logprobs.split([len(group.rollouts[index].token_ids) for group, index in members])
+        trained = logprobs.split([group.rollouts[index].num_trained for group, index in members])
         pairs = [
-            (group.rollouts[index].rollout_logprobs, own)
+            (_trained(group.rollouts[index], group.rollouts[index].rollout_logprobs), own)
             for (group, index), own in zip(members, trained, strict=True)
             if group.policy_version == self.policy.weights_version
         ]
@@ -147,6 +164,11 @@ class GroupLoss:
     def _on_device(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """Joined, without a synchronization of the device."""
         return torch.cat(list(values)).to(self.policy.device, non_blocking=True)
+
+
+def _trained(rollout: Rollout, values: torch.Tensor) -> torch.Tensor:
+    """Those of ``values`` [R] whose tokens have a loss."""
+    return values if rollout.loss_mask is None else values[rollout.loss_mask]
 
 
 def _advantages(group: RolloutGroup, index: int) -> torch.Tensor:

@@ -124,7 +124,9 @@ class _Run:
         resume_from = self._choose_checkpoint(path, {})
         found, bad = open_training(config.data)
         samples = first_of_each(found, config.data.limit)
-        self.order = order_of(samples, config.data.mixture) if samples else EpochOrder(0)
+        together = config.data.media_together
+        together = config.training.objective == "sft" if together is None else together
+        self.order = order_of(samples, config.data.mixture, together) if samples else EpochOrder(0)
         used = used_samples(samples, config.data.mixture) if samples else samples
         if samples:  # else it is refused once the bad records are written
             check_step_size(config, len(used), len(bad), console.warn)
@@ -262,7 +264,7 @@ class _Run:
         meanwhile."""
         config, trainer = self.config, None
         with suppress(InterruptedError):
-            source = self.sources.for_training(config.data.prompt_cache_mb * 2**20)
+            source = self.sources.for_training(config.data.prompt_cache_mb * 2**20, config.training.objective == "rl")
             trainer = Trainer(
                 config,
                 self.engine,

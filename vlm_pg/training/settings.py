@@ -9,6 +9,7 @@ from pydantic import Field
 from vlm_pg.models.settings import Part
 from vlm_pg.settings import Settings
 
+Objective = Literal["rl", "sft"]
 PeakRate = Annotated[float, Field(gt=0.0)]
 # Default peaks of full fine-tuning and of LoRA adapters (ten times it: https://thinkingmachines.ai/blog/lora).
 LEARNING_RATE, LORA_LEARNING_RATE = 1e-6, 1e-5
@@ -17,6 +18,11 @@ LEARNING_RATE, LORA_LEARNING_RATE = 1e-6, 1e-5
 class TrainingSettings(Settings):
     """Section ``training``. Batch sizes are for the whole run, over all ranks."""
 
+    objective: Objective = Field(
+        "rl",
+        description="What the policy is trained on. rl: rewards of its own rollouts (algorithm). sft: the responses in "
+        "the records (process and answer, or turns), by cross-entropy.",
+    )
     steps: int = Field(ge=1, description="Optimizer steps.")
     prompts_per_step: int = Field(16, ge=1, description="Questions per optimizer step, over all ranks.")
     micro_batch_tokens: int = Field(

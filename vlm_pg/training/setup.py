@@ -8,6 +8,8 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,14 +30,20 @@ from vlm_pg.models.memory_sizes import LanguageShape, LanguageSizes, TowerShape,
 from vlm_pg.models.offloading import offload_target
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.recorded import ForwardBudget
+from vlm_pg.models.reference import ScoringPolicy, scoring_phase
 from vlm_pg.models.settings import Part
 from vlm_pg.models.weights import is_quantized, num_elements
 from vlm_pg.observe.trackers import refuse_missing
+from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.graphs import decoding_line
 from vlm_pg.rollout.ragged import reusable_bytes
+from vlm_pg.rollout.scoring import PolicyScorer
+from vlm_pg.training.collect import Batches, Collector, Stages
 from vlm_pg.training.engines import Engine, TorchEngine, trained_weights
+from vlm_pg.training.phases import Phases
+from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.saving import flat
 from vlm_pg.training.settings import LEARNING_RATE, LORA_LEARNING_RATE
 from vlm_pg.training.stop import StopRequest
@@ -52,6 +60,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
     """The lines a run begins with: what is trained, how it is computed, by what rules, on what."""
     total = sum(map(num_elements, policy.model.parameters()))
     trained = sum(num_elements(p) for p in policy.model.parameters() if p.requires_grad)
+    is_rl = config.training.objective == "rl"
     decodes_on_gpu = config.rollout.engine == "in_process" and policy.device.type == "cuda"
     algorithm = config.algorithm
     base = "default" if algorithm.preset is None else "preset"
@@ -67,8 +76,10 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         f"positions: {policy.family.describe_positions(config.model.positions)}",
         *policy.family.notes,
         *_rank_lines(config, policy, engine.ranks),
-        f"algorithm: {', '.join([algorithm.preset or 'GRPO, token mean', *changed])}",
-        forward_line(config, policy, engine.ranks),
+        f"algorithm: {', '.join([algorithm.preset or 'GRPO, token mean', *changed])}"
+        if is_rl
+        else f"objective: {config.training.objective}, {algorithm.loss_average}",
+        *([forward_line(config, policy, engine.ranks)] if is_rl else []),
         *([line] if (line := liger_line(policy.model)) else []),
         *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
@@ -285,6 +296,35 @@ def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Ne
         free=free,
         device=str(policy.device),
     )
+
+
+@dataclass(frozen=True)
+class BatchParts:
+    """Parts of a run that batches are made with, beside its engine and reference."""
+
+    stream: QuestionStream
+    samples: Sequence[Sample]
+    rewarder: Rewarder
+    run_folder: Path
+    phases: Phases
+    stop: StopRequest
+    warn: Callable[[str], None]
+
+
+def make_batches(config: RunConfig, engine: Engine, reference: ScoringPolicy | None, parts: BatchParts) -> Batches:
+    """The batches of ``training.objective``."""
+    should_stop = parts.stop.between_tokens
+    if config.training.objective == "sft":
+        from vlm_pg.training.supervised import SupervisedBatches
+
+        return SupervisedBatches(config, engine, parts.stream, parts.phases)
+    sampler = make_sampler(config, engine, parts.samples, parts.run_folder, parts.stop, parts.warn)
+    control = make_control_sampler(config, engine.policy, sampler, should_stop)
+    scorer = None
+    if reference is not None and config.algorithm.kl_in != "loss":
+        scorer = PolicyScorer(reference, config.rollout.prefill_tokens, should_stop)
+    stages = Stages(parts.stream, sampler, control, parts.rewarder, scorer, partial(scoring_phase, reference))
+    return Collector(config, engine, stages, parts.phases, should_stop, parts.warn)
 
 
 def make_sampler(

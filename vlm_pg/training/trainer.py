@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,26 +14,24 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, ServerError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
-from vlm_pg.models.reference import ScoringPolicy, scoring_phase
+from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.observe.console import Console, generation_line, sharing_line
 from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import FolderGone, Presence, RunFolder
 from vlm_pg.observe.timeline import Timeline
 from vlm_pg.observe.trackers import Trackers
 from vlm_pg.rewards.rewarder import Rewarder
-from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
-from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.threads import CoreWatch, waiting_warning
 from vlm_pg.training import checkpoints
 from vlm_pg.training.checkpoints import RunningScore, point_to_best
-from vlm_pg.training.collect import Collector, Stages, StepBatch
+from vlm_pg.training.collect import StepBatch
 from vlm_pg.training.engines import Engine, learning_rate
-from vlm_pg.training.groups import Update, group_metrics, trains
+from vlm_pg.training.groups import Update, trains
 from vlm_pg.training.loss import mismatch_due, mismatch_warning
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream, TrainingData
 from vlm_pg.training.saving import checkpoint_settings, save_checkpoint
-from vlm_pg.training.setup import make_control_sampler, make_sampler
+from vlm_pg.training.setup import BatchParts, make_batches
 from vlm_pg.training.stop import StopRequest
 from vlm_pg.training.updates import run_updates
 from vlm_pg.types import BadSample, RolloutGroup
@@ -45,13 +40,11 @@ PREFETCH_STEPS = 2
 
 STEP_SECONDS = Metric("step_seconds", "s", "same", SECONDS_CHART)
 PHASE_SECONDS = Metric("seconds/", "s", "same", SECONDS_CHART)
-SAMPLED_PER_SECOND = Metric("generation/tokens_per_second", "new tokens per second", "same")
 TOKENS_PER_SECOND = Metric("tokens_per_second", "tokens per second", "same", THROUGHPUT_CHART)
 _ACCURACY_CHART = Chart("Accuracy on evaluation sets", 3)
 EVAL_ACCURACY = Metric("eval/accuracy", "share right", "same", _ACCURACY_CHART)
 SET_ACCURACY = Metric("eval/accuracy/", "share right", "same", _ACCURACY_CHART)
 CORE_WAIT = Metric("core_wait_share", "share of the step", "same")
-REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
 
 
 @dataclass
@@ -127,22 +120,15 @@ class Trainer:
         self._bad_log, self._presence = bad_log, presence
         self._evaluate = evaluate if config.eval.every else None
         self._digests = dict(data.digests)
-        should_stop, warn = stop.between_tokens, console.warn
-        self.stream = QuestionStream(config, data, progress.questions, self._record_bad, engine.ranks, should_stop)
-        self.sampler = make_sampler(config, engine, data.samples, folder.path, stop, warn)
-        control = make_control_sampler(config, self.policy, self.sampler, should_stop)
-        in_loss = config.algorithm.kl_in == "loss"
-        scorer = None
-        if reference is not None and not in_loss:
-            scorer = PolicyScorer(reference, config.rollout.prefill_tokens, should_stop)
-        stages = Stages(self.stream, self.sampler, control, rewarder, scorer, partial(scoring_phase, reference))
-        self.collector = Collector(config, engine, stages, self.phases, should_stop)
-        self._reference_in_loss = reference if in_loss else None
+        question_at, should_stop = progress.questions, stop.between_tokens
+        self.stream = QuestionStream(config, data, question_at, self._record_bad, engine.ranks, should_stop)
+        parts = BatchParts(self.stream, data.samples, rewarder, folder.path, phases, stop, console.warn)
+        self.batches = make_batches(config, engine, reference, parts)
+        self._reference_in_loss = reference if config.algorithm.kl_in == "loss" else None
         if config.training.balance and engine.parallel is not None:
             engine.parallel.balance_work()
         self._logged_sharing = self._warned_of_cores = False
         self._groups_sampled, self._first_question = 0, progress.questions
-        self._reward_errors = RewardErrors(rewarder, warn)
         self._cores = CoreWatch()
         self._score = RunningScore(config.training.keep_best, latest=config.training.keep_best == EVAL_ACCURACY)
 
@@ -151,8 +137,7 @@ class Trainer:
         steps = self.config.training.steps
         first = self.progress.step + 1
         self._cores.waiting_share()  # of the steps alone
-        if isinstance(self.sampler, RolloutEngine):
-            self.sampler.warm_up(meanwhile=partial(self.stream.decode_ahead, 1))
+        self.batches.warm_up()
         try:
             with self.console.progress("training", steps) as bar:
                 bar.advance(self.progress.step)
@@ -180,7 +165,7 @@ class Trainer:
             values, groups = self._step(self.progress.step + 1)
         values[CORE_WAIT] = self._core_wait_share(self.progress.step + 1)
         self.progress.step += 1
-        self.progress.questions = self.collector.position
+        self.progress.questions = self.batches.position
         self._phase = "evaluating"
         stopped = self._evaluate_if_due(values)
         self._phase = "logging"
@@ -206,17 +191,8 @@ class Trainer:
         """One training step; its metrics and the groups it sampled."""
         start_seconds = time.perf_counter()
         self.phases.begin_step()
-        with self.phases.timed("weights") if self.config.rollout.engine == "server" else nullcontext():
-            self.sampler.sync_weights(step)
-        batch = self.collector.collect(step, min(PREFETCH_STEPS, self.config.training.steps - step))
-        self.sampler.release_memory()
-        self.collector.sample_ahead(step)
-        values: dict[str, float | None] = group_metrics(batch.sampled, batch.groups)
-        values |= batch.counts
-        values |= self._reward_errors.count()
-        values |= batch.sampling.reduced()
-        if NEW_TOKENS in values:
-            values[SAMPLED_PER_SECOND] = (values[NEW_TOKENS] or 0.0) / self.phases.of_step["rollout"]
+        batch = self.batches.collect(step, min(PREFETCH_STEPS, self.config.training.steps - step))
+        values = dict(batch.values)
         self._groups_sampled += int(values["groups"] or 0)
         here = float(sum(map(trains, batch.groups)))
         if not sum_over_ranks({"groups": here}, self.policy.device)["groups"]:
@@ -238,7 +214,7 @@ class Trainer:
 
     def _update(self, batch: StepBatch, step: int) -> dict[str, float]:
         """The step's optimizer updates; their metrics."""
-        compared = self.sampler.scores_itself and mismatch_due(self.config.rollout, step)
+        compared = self.batches.scores_itself and mismatch_due(self.config.rollout, step)
         rate = learning_rate(self.config.training, step)
         update = Update(batch.groups, rate, batch.vision, compared, waiting=self.phases.waiting)
         values = run_updates(self.engine, self._reference_in_loss, update, self.config)
@@ -341,23 +317,3 @@ class Trainer:
             if self.engine.ranks.is_rank0:
                 best = point_to_best(folder, self.config.training.keep_best, self.console.warn)
                 checkpoints.prune(folder, self.config.training.keep_checkpoints, best)
-
-
-class RewardErrors:
-    """Failures of user-defined reward functions. Only rank 0 prints, so a first error on another rank is shown here."""
-
-    def __init__(self, rewarder: Rewarder, warn: Callable[[str], None]):
-        self._rewarder, self._warn = rewarder, warn
-        self._shown: set[str] = set()
-
-    def count(self) -> dict[str, float | None]:
-        """Failures so far of each function that has failed, over all ranks. A collective."""
-        rewarder = self._rewarder
-        self._shown |= set(rewarder.first_errors)  # shown by the rewarder itself
-        counts: Counter[str] = Counter()
-        for failures, messages in gather_objects((dict(rewarder.failures), dict(rewarder.first_errors))):
-            counts.update(failures)
-            for name in messages.keys() - self._shown:
-                self._shown.add(name)
-                self._warn(messages[name])
-        return {REWARD_ERRORS.of(name): float(count) for name, count in counts.items()}

@@ -29,6 +29,7 @@ from vlm_pg.training.engines import Engine
 from vlm_pg.training.groups import Update, step_order, trains
 from vlm_pg.training.loss import LOSS, GroupLoss, LogprobsSource, behaviour_logprobs
 from vlm_pg.training.parallel import StepShares
+from vlm_pg.training.settings import Objective
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import RolloutGroup
 
@@ -72,12 +73,20 @@ class UpdateSettings:
     temperature: float = 1.0
     logprobs: LogprobsSource = "reuse"
     max_new_tokens: int | None = None
+    objective: Objective = "rl"
 
     @classmethod
     def of(cls, config: RunConfig) -> UpdateSettings:
         """Those of a run's configuration."""
-        rollout, tokens = config.rollout, config.training.micro_batch_tokens
-        return cls(config.algorithm, tokens, rollout.temperature, rollout.logprobs, rollout.max_new_tokens)
+        rollout, training = config.rollout, config.training
+        return cls(
+            config.algorithm,
+            training.micro_batch_tokens,
+            rollout.temperature,
+            rollout.logprobs,
+            rollout.max_new_tokens,
+            training.objective,
+        )
 
 
 def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, config: RunConfig) -> dict[str, float]:
@@ -262,7 +271,8 @@ def _weighted(
         with nullcontext() if policy.vision.trains else engine.gathered_parameters():
             vision = StepFeatures(policy, [group.prompt for group in groups], engine.sequence)
         groups = [replace(group, prompt=prompt) for group, prompt in zip(groups, vision.prompts, strict=True)]
-    return GroupLoss(policy, groups, weights, algorithm, behaviour, update.measure_mismatch), vision
+    measured = update.measure_mismatch
+    return GroupLoss(policy, groups, weights, algorithm, behaviour, measured, settings.objective), vision
 
 
 def _one_each(by_group: Sequence[Sequence[T]]) -> list[list[T]]:
@@ -325,12 +335,12 @@ def _token_weights(
         if average == "constant_length":
             raise ValueError("loss_average=constant_length divides by max_new_tokens; pass rollout.max_new_tokens.")
         max_new_tokens = 1  # no other average reads it
-    of_batch = [len(rollout.token_ids) for group in counted for rollout in group.rollouts]
+    of_batch = [rollout.num_trained for group in counted for rollout in group.rollouts]
     here = {"tokens": float(sum(of_batch)), "sequences": float(len(of_batch))}
     totals = engine.ranks.sum_over_data_ranks(here, engine.policy.device)
     weights = iter(
         response_token_weights(
-            [len(rollout.token_ids) for group in groups for rollout in group.rollouts],
+            [rollout.num_trained for group in groups for rollout in group.rollouts],
             average,
             int(totals["tokens"]),
             int(totals["sequences"]),

@@ -13,6 +13,7 @@ from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import numpy as np
@@ -412,7 +413,7 @@ def test_what_ends_a_run_in_its_rollouts_leaves_a_checkpoint(monkeypatch: pytest
     trainer.policy = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
     trainer.console, trainer.stop, trainer.progress = Console(enabled=False), StopRequest(SINGLE_RANK), Progress(step=1)
     trainer.engine = SimpleNamespace(ranks=SINGLE_RANK)  # type: ignore[assignment]
-    trainer.sampler = SimpleNamespace()  # type: ignore[assignment]
+    trainer.batches = Mock()
     trainer._cores, trainer._presence, trainer.timeline = CoreWatch(), None, Timeline(SINGLE_RANK, 0)
     saved: list[int] = []
 

@@ -84,14 +84,16 @@ def _tiles(run: RunData) -> list[dict[str, Any]]:
             change = f"{100 * (end - start):+.1f} points".replace("-", "−")
             words = Markup("{} on ").format(change) + words if words else Markup(change)
         tiles = [tile("accuracy", percent(end), words, None if start is None else percent(start))]
-    rewards = run.metrics.of("train").get("reward", Series()).values
-    if rewards:
-        width = window_of(len(rewards))
-        first_mean, last_mean = (sum(part) / len(part) for part in (rewards[:width], rewards[-width:]))
+    trained = run.metrics.of("train")
+    name = "nll" if "nll" in trained else "reward"
+    values = trained.get(name, Series()).values
+    if values:
+        width = window_of(len(values))
+        first_mean, last_mean = (sum(part) / len(part) for part in (values[:width], values[-width:]))
         note = f"means of first and last {width:,} steps" if width > 1 else "first and last step"
-        tiles.append(tile("reward", f"{last_mean:.2f}", note, f"{first_mean:.2f}"))
+        tiles.append(tile(name, f"{last_mean:.2f}", note, f"{first_mean:.2f}"))
     else:
-        tiles.append(tile("reward", "–", "no step yet"))
+        tiles.append(tile(name, "–", "no step yet"))
     computed, repeated = sharing_totals(run) or (0, 0)
     share = percent(1 - computed / repeated) if repeated else "–"
     note = f"{repeated - computed:,} of {repeated:,}" if repeated else "not counted yet"
@@ -159,7 +161,8 @@ def curves_view(run: RunData) -> dict[str, Any]:
         metrics[_SAVED], drawn[_SAVED] = saved, Drawn("of the tokens repeating it would cost", SAVED_CHART)
     planned = planned_charts(metrics, drawn)
     titles = {plan.title for plan, _ in planned}
-    missing = ", ".join(chart.title for chart in MAIN_CHARTS if chart.title not in titles)
+    of_rl = () if "nll" in metrics else MAIN_CHARTS
+    missing = ", ".join(chart.title for chart in of_rl if chart.title not in titles)
     more = [chart for plan, chart in planned if plan.position >= 10] + _phase_charts(run)
     return {
         "none": "",
