@@ -17,8 +17,8 @@ from vlm_pg.models.loading import load_policy
 from vlm_pg.models.policy import Policy
 from vlm_pg.observe.logs import MetricsLog
 from vlm_pg.observe.run_lock import RunLock
-from vlm_pg.training import main as training
 from vlm_pg.training import collect, trainer
+from vlm_pg.training import main as training
 from vlm_pg.training.checkpoints import find_checkpoints
 
 RARELY = "training.checkpoint_every=0"
