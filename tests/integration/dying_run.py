@@ -1,7 +1,7 @@
 """``vlm-pg train`` that kills itself: python -m tests.integration.dying_run WHEN STEP CONFIG [key=value ...].
 
 WHEN is a moment inside the save of STEP's checkpoint ("begun", "weights", "before_manifest", "before_rename"), or
-"training": in the middle of STEP, between rollouts and update. The kill is SIGKILL to the own process.
+"training": in the middle of STEP, between its batch and the update. The kill is SIGKILL to the own process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_pg.config import load_config
-from vlm_pg.training import checkpoints, collect, saving
+from vlm_pg.training import checkpoints, saving, trainer
 from vlm_pg.training.main import train
 
 
@@ -51,7 +51,7 @@ def main(when: str, step: int, config: str, *overrides: str) -> int:
         die_around(os, "rename", lambda source, target: Path(target).name == name, before=True)
     elif when == "training":
         die_around(
-            collect, "advantage_groups", lambda groups, *others: groups[0].policy_version == step - 1, before=False
+            trainer, "run_updates", lambda engine, *others: engine.policy.weights_version == step - 1, before=True
         )
     else:
         raise ValueError(when)

@@ -1,0 +1,69 @@
+"""Whole supervised runs: killed and resumed bit for bit, and the same on two processes as on one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.support.layouts import distance
+from tests.support.processes import ModuleProcess, launch_ranks
+from tests.support.runs import deepspeed_config, read_lines
+from tests.support.short_run import train_here
+from tests.support.small_run import STEPS
+from tests.support.supervised import sft, supervised_run
+
+LAST = f"checkpoints/step-{STEPS:06d}/model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("supervised")
+    supervised_run(path, **sft(path, checkpoint_every=1, keep_checkpoints=9))
+    assert train_here(path / "run.yaml", f"run.dir={path / 'whole'}").code == 0
+    return path
+
+
+def values(run: Path, *names: str) -> list[list[Any]]:
+    return [[line[name] for name in names] for line in read_lines(run / "metrics.jsonl")]
+
+
+@pytest.mark.parametrize("when, step", [("training", 2), ("before_manifest", 2)])
+def test_a_killed_run_goes_on_bit_for_bit(folder: Path, when: str, step: int) -> None:
+    run = folder / when
+    dying = ModuleProcess("tests.integration.dying_run", when, str(step), str(folder / "run.yaml"), f"run.dir={run}")
+    assert dying.finish().returncode == -9
+    assert train_here(folder / "run.yaml", f"run.dir={run}").code == 0
+    found, expected = load_file(run / LAST), load_file(folder / "whole" / LAST)
+    assert found.keys() == expected.keys()
+    assert all((found[name] == tensor).all() for name, tensor in expected.items())
+    names = ("step", "loss", "nll", "groups", "response_tokens", "grad_norm")
+    assert values(run, *names) == values(folder / "whole", *names)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(["training.engine=deepspeed"], id="ZeRO-2"),
+        pytest.param(["training.sequence_parallel=2"], id="sequence parallel"),
+        pytest.param(["training.balance=false"], id="unbalanced", marks=pytest.mark.matrix),
+        pytest.param(["model.share_prefix=false"], id="repeated", marks=pytest.mark.matrix),
+    ],
+)
+def test_two_processes_train_what_one_trains(folder: Path, tmp_path: Path, overrides: list[str]) -> None:
+    if "training.engine=deepspeed" in overrides:
+        overrides = [*overrides, f"training.deepspeed_config={deepspeed_config(tmp_path, 2)}"]
+    run = tmp_path / "two"
+    launch_ranks("vlm_pg.cli", "train", str(folder / "run.yaml"), f"run.dir={run}", *overrides)
+    assert max(distance(load_file(run / LAST), load_file(folder / "whole" / LAST)).values()) <= 1e-5
+    for ours, theirs in zip(values(run, "loss", "groups"), values(folder / "whole", "loss", "groups"), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_step_encodes_a_video_once(folder: Path) -> None:
+    """Seven questions of a step are on three clips at most, whatever the order of the file."""
+    for line in read_lines(folder / "whole" / "metrics.jsonl"):
+        assert line["groups"] == 7 and line["questions_sharing"] >= 6
+        assert line["trained_tokens_mean"] < line["response_tokens_mean"]

@@ -1,0 +1,42 @@
+"""Supervised runs of a few seconds: chains of thought on clips of the embedded task, several questions on each clip."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.small_run import clips_run
+from vlm_pg.data.records import read_records, write_records
+
+
+def supervised_run(folder: Path, questions: int = 3, clips: int = 8, **sections: dict[str, Any]) -> Path:
+    """A configuration in ``folder`` that trains on ``questions`` records on each clip; the file has clip after clip,
+    first all first questions. The last one of each clip is a conversation."""
+    config = clips_run(folder, train=clips, evaluation=4, **sections)
+    samples, _ = read_records(folder / "clips" / "train.jsonl")
+    records = []
+    for number in range(questions):
+        for sample in samples:
+            one = replace(
+                sample, sample_id=f"{sample.sample_id}-{number}", question=f"{sample.question} {'now ' * number}"
+            )
+            thought = f"<think> red blue {'white ' * number}</think>"
+            if number == questions - 1:
+                one = replace(one, turns=(f"{thought} yes", "And then?", "blue, then white"), answer="", options=())
+                one = replace(one, answer_kind="free_form")
+            else:
+                one = replace(one, process=thought)
+            records.append(one)
+    write_records(folder / "clips" / "cot.jsonl", records)
+    return config
+
+
+def sft(folder: Path, **training: Any) -> dict[str, dict[str, Any]]:
+    """Sections of ``supervised_run``."""
+    return {
+        "run": {"resume": "auto"},
+        "data": {"train": str(folder / "clips" / "cot.jsonl")},
+        "rollout": {"num_generations": 8, "max_new_tokens": 40},
+        "training": {"objective": "sft", "prompts_per_step": 7, "micro_batch_tokens": 150, **training},
+    }
