@@ -119,7 +119,8 @@ def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:
     """The fields that every row has, the outermost of those inside others; of those with media one of them."""
     fields = field_map.fields
     always = [source for field, source in fields.sources().items() if field not in fields.optional()]
-    sources = [*always, fields.answer, *([fields.options] if fields.options else [])]
+    further = (*fields.responses().values(), fields.answer, fields.options)
+    sources = [*always, *(source for source in further if source is not None)]
     names = dict.fromkeys(name for source in sources for name in source.fields())
     media = [name for source in fields.media().values() for name in source.fields()]
     return (*map(_outer, names), *([tuple(one for name in media for one in _outer(name))] if media else []))
