@@ -38,7 +38,6 @@ _USUAL_FILES: dict[Split, list[str]] = {
     "train": [".:train", *(f"train{ending}" for ending in TABLES)],
     "eval": [".:test", *(f"test{ending}" for ending in TABLES)],
 }
-_RESPONSES = ("conversation", "chosen", "rejected")
 GivenAs = Literal["written", "tagged", "letter", "index", "index from 1", "text"]
 
 
@@ -155,10 +154,9 @@ class Fields(Settings):
                 raise ValueError(f"has {given[0]} beside conversation, which holds question and answers; leave it out")
             return self
         needed = ["problem", *(["problem_type", "answer"] if self.chosen is None or self.answer else [])]
-        if missing := [name for name in needed if name not in given]:
-            raise ValueError(
-                f"has no {', '.join(missing)}; give problem, problem_type and answer, problem and chosen, or conversation"
-            )
+        if missing := ", ".join(name for name in needed if name not in given):
+            ways = "problem, problem_type and answer, problem and chosen, or conversation"
+            raise ValueError(f"has no {missing}; give {ways}")
         return self
 
     @model_validator(mode="after")
@@ -174,13 +172,9 @@ class Fields(Settings):
         given: dict[MediaKind, Value | None] = {"video": self.video, "image": self.image}
         return {kind: source for kind, source in given.items() if source is not None}
 
-    def responses(self) -> dict[str, Value]:
-        """Where turns come from, by name."""
-        return {name: source for name in _RESPONSES if (source := getattr(self, name)) is not None}
-
     def sources(self) -> dict[str, Value]:
         """Those that are one value of the record each, by name."""
-        apart = {*self.media(), *_RESPONSES}
+        apart = {*self.media(), "conversation", "chosen", "rejected"}
         given = {name: getattr(self, name) for name in type(self).model_fields if name not in apart}
         return {name: source for name, source in given.items() if isinstance(source, Value)}
 

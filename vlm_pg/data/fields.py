@@ -319,7 +319,7 @@ _OPENS, _CLOSES = "<answer>", "</answer>"
 
 def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
     """How the answer is checked; free-form without ``problem_type`` where the record needs no answer."""
-    if record.get("problem_type") is None and lacks_answer(record):
+    if record.get("problem_type") is None and _needs_no_answer(record):
         return "free_form"
     written = field(record, "problem_type", str)
     kind = _KINDS.get(" ".join(written.lower().translate(_BETWEEN_WORDS).split()))
@@ -329,16 +329,15 @@ def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
     return kind
 
 
-def lacks_answer(record: Mapping[str, Any]) -> bool:
-    """Whether a record has turns and no gold answer, which it does not need."""
-    empty: tuple[Any, ...] = (None, "")
-    return record.get("solution") in empty and bool(record.get("turns"))
+def _needs_no_answer(record: Mapping[str, Any]) -> bool:
+    """Whether a record has no gold answer and turns instead."""
+    return record.get("solution") in (None, "") and bool(record.get("turns"))
 
 
 def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, ...]) -> str:
     """The gold answer without tags; of options the letter, or "A, C" and "none" where several may be right. "" in a
     record with turns and without ``solution``."""
-    if lacks_answer(record):
+    if _needs_no_answer(record):
         return ""
     solution = field(record, "solution", str)
     given = answers_in(solution)

@@ -214,6 +214,11 @@ def to_record(sample: Sample) -> dict[str, Any]:
     """The record of a sample, the inverse of ``parse_record``."""
     kinds = [ref.kind for ref in sample.media]
     paths = [ref.path for ref in sample.media]
+    responses: dict[str, Any] = {
+        "solution": f"<answer>{sample.answer}</answer>" if sample.answer else "",
+        "turns": list(sample.turns),
+        "rejected": sample.rejected,
+    }
     record: dict[str, Any] = {
         "problem_id": sample.sample_id,
         "problem": sample.question,
@@ -221,14 +226,10 @@ def to_record(sample: Sample) -> dict[str, Any]:
         "problem_type": WRITTEN_NAMES[sample.answer_kind],
         "options": list(sample.options),
         "process": sample.process,
-        "solution": f"<answer>{sample.answer}</answer>",
-        "turns": list(sample.turns),
-        "rejected": sample.rejected,
+        **{name: value for name, value in responses.items() if value},
         "path": "" if not paths else paths[0] if len(paths) == 1 else paths,
         "data_source": sample.source,
     }
-    absent = {"solution": not sample.answer, "turns": not sample.turns, "rejected": not sample.rejected}
-    record = {name: value for name, value in record.items() if not absent.get(name)}
     if sample.category != sample.source:
         record["category"] = sample.category
     if sample.details:
