@@ -21,12 +21,13 @@ of a record, which field of a row it is, or the same value for all rows:
       start: clip.start
       category: metadata.task
 
-``problem``, ``data_type``, ``problem_type`` and ``answer`` are needed; ``problem_id``, ``options``, ``process``,
-``path``, ``data_source``, ``category``, ``start``, ``end``, ``times``, ``subtitles`` and ``folder_fps`` may be given. A
-text alone is the name of a field; points lead into others ("conversations.0.value"). A row without a field the map
-names is refused, unless it is one of videos and the row's media are images, or ``path`` and the row's type is text. A
-cell of a CSV file may hold a list or an object as JSON. Where images and videos stand in fields of their own, ``video``
-and ``image`` name these, instead of ``path`` and ``data_type``; a row has either, or both:
+``problem``, ``data_type``, ``problem_type`` and ``answer`` are needed, except in conversations (below);
+``problem_id``, ``options``, ``process``, ``path``, ``data_source``, ``category``, ``start``, ``end``, ``times``,
+``subtitles`` and ``folder_fps`` may be given. A text alone is the name of a field; points lead into others
+("conversations.0.value"). A row without a field the map names is refused, unless it is one of videos and the row's
+media are images, or ``path`` and the row's type is text. A cell of a CSV file may hold a list or an object as JSON.
+Where images and videos stand in fields of their own, ``video`` and ``image`` name these, instead of ``path`` and
+``data_type``; a row has either, or both:
 
     fields: {video: clip, image: {field: photo, prefix: photos/}, problem: question, ...}
 
@@ -37,6 +38,21 @@ true``); the last columns may be empty. ``answer`` is ``given_as`` letter, index
 ("<answer>B</answer>") or written, the default: any spelling that fits one option. That holds for questions with
 options; others take the answer as it is written. A class of a table is its name, or its number if an index
 is expected. Several right options (``multiple select``) are a list, or a text with a ``separator``.
+
+Conversations are lists of turns in LLaVA's form or OpenAI's (``from`` or ``role``; ``value`` or ``content``, a text or
+a list of parts), and preference pairs two responses, a text or a list of turns each:
+
+    name: llava
+    fields: {conversation: conversations, image: {field: image, prefix: coco/}}
+
+    name: my_pairs
+    fields: {problem: question, chosen: chosen, rejected: rejected, image: image}
+
+``conversation`` gives the question, the user's first turn, to which conversions apply, and the turns after it, instead
+of ``problem``, ``problem_type``, ``options`` and ``answer``. The user and the assistant alternate, the assistant last;
+a system turn is refused, as ``prompt.system`` sets it. LLaVA-Video marks its videos as "<image>", which ``remove``
+takes away. ``chosen`` answers ``problem``, or a ``conversation`` that ends with the user's turn. Without it the better
+response is the one turn of the assistant in ``conversation``, or ``process`` and ``answer``.
 
 Beside ``fields``: ``files`` (train, eval: glob patterns below the folder), ``media_folders`` (glob patterns below the
 media root of folders that paths start from, "clips/**" for those inside others too; without them, the root itself),
@@ -119,7 +135,8 @@ def _columns(field_map: FieldMap) -> tuple[tuple[str, ...], ...]:
     """The fields that every row has, the outermost of those inside others; of those with media one of them."""
     fields = field_map.fields
     always = [source for field, source in fields.sources().items() if field not in fields.optional()]
-    sources = [*always, fields.answer, *([fields.options] if fields.options else [])]
+    further = (fields.conversation, fields.chosen, fields.rejected, fields.answer, fields.options)
+    sources = [*always, *(source for source in further if source is not None)]
     names = dict.fromkeys(name for source in sources for name in source.fields())
     media = [name for source in fields.media().values() for name in source.fields()]
     return (*map(_outer, names), *([tuple(one for name in media for one in _outer(name))] if media else []))

@@ -83,6 +83,10 @@ class Sample:
     come first. ``options`` are written with their letters ("A. red"). ``answer`` is the gold answer without tags ("B",
     "5.0"); where several options may be right all of their letters ("A, C"), or "none". ``process``: the reasoning that
     leads to it, where the data set has one, for supervised training.
+    ``turns``: the conversation after the question: the assistant's first turn, then the user's and the assistant's in
+    alternation, up to one of the assistant. Supervised training teaches them instead of ``process`` and ``answer``,
+    which may then be "". ``rejected``: the worse response of a preference pair; the better one is the only turn, or
+    without turns ``process`` and ``answer``.
     ``dataset``: its set's name, where a run trains on several.
     ``category`` is what evaluation reports by (falls back to ``source``). ``details``: what an evaluation set publishes
     of a question beside that, under the set's own names and as JSON has it ({"duration": "short"}); prompts, readers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import string
 from collections.abc import Iterable, Mapping
@@ -20,8 +19,9 @@ from data_pipelines.engine.answers import (
     untagged,
     without_sentences,
 )
+from data_pipelines.engine.conversations import alternating, response_of, turns_of
 from data_pipelines.engine.dataset import TABLES, Row, Split, one_question
-from data_pipelines.engine.fields import answer_text, called, listed, plain_number, unusable
+from data_pipelines.engine.fields import answer_text, called, listed, opened, plain_number, unusable
 from vlm_pg.config_files import nearest_keys, read_tree
 from vlm_pg.data.fields import Unreadable, answer_kind_of, close_gap, option_texts, options_of
 from vlm_pg.data.tables import Label
@@ -114,12 +114,17 @@ class Fields(Settings):
     """The fields of a record, as the docstring of ``vlm_pg.data.records`` describes them."""
 
     problem_id: Value | None = Field(None, description="Without it rows are called by their file and line.")
-    problem: Value
+    problem: Value | None = None
     data_type: Value | None = None
-    problem_type: Value = Field(description="How the answer is checked.")
+    problem_type: Value | None = Field(None, description="How the answer is checked.")
     options: Options | None = None
-    answer: Answer
+    answer: Answer | None = None
     process: Value | None = None
+    conversation: Value | None = Field(
+        None, description="List of turns, instead of problem, problem_type, options and answer."
+    )
+    chosen: Value | None = Field(None, description="The better response of a pair: a text, or a list of turns.")
+    rejected: Value | None = Field(None, description="The worse response.")
     path: Value | None = None
     video: Value | None = Field(None, description="Paths of videos, instead of path and data_type; image alike.")
     image: Value | None = None
@@ -133,13 +138,26 @@ class Fields(Settings):
 
     @field_validator("problem_type")
     @classmethod
-    def _known_kinds(cls, value: Value) -> Value:
-        for kind in [value.constant] if value.field is None else (value.names or {}).values():
+    def _known_kinds(cls, value: Value | None) -> Value | None:
+        for kind in [] if value is None else [value.constant] if value.field is None else (value.names or {}).values():
             try:
                 answer_kind_of({"problem_type": kind})
             except SampleError as fault:
                 raise ValueError(str(fault)) from None
         return value
+
+    @model_validator(mode="after")
+    def _one_way_to_answers(self) -> Self:
+        given = [name for name in ("problem", "problem_type", "options", "answer") if getattr(self, name) is not None]
+        if self.conversation is not None:
+            if given:
+                raise ValueError(f"has {given[0]} beside conversation, which holds question and answers; leave it out")
+            return self
+        needed = ["problem", *(["problem_type", "answer"] if self.chosen is None or self.answer else [])]
+        if missing := ", ".join(name for name in needed if name not in given):
+            ways = "problem, problem_type and answer, problem and chosen, or conversation"
+            raise ValueError(f"has no {missing}; give {ways}")
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_media(self) -> Self:
@@ -156,7 +174,8 @@ class Fields(Settings):
 
     def sources(self) -> dict[str, Value]:
         """Those that are one value of the record each, by name."""
-        given = {name: getattr(self, name) for name in type(self).model_fields if name not in self.media()}
+        apart = {*self.media(), "conversation", "chosen", "rejected"}
+        given = {name: getattr(self, name) for name in type(self).model_fields if name not in apart}
         return {name: source for name, source in given.items() if isinstance(source, Value)}
 
     def optional(self) -> set[str]:
@@ -221,7 +240,10 @@ def mapped_record(field_map: FieldMap, row: Row) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise unusable("not_a_record", f"the question is a {type(row).__name__}", "An object with named fields")
     fields = field_map.fields
-    record = _media(fields, row)
+    record = _media(fields, row) | _responses(fields, row)
+    question = record.get("problem") if fields.problem is None else _raw(fields.problem, row)
+    if fields.conversation is not None:
+        record["problem"] = _convert(fields.conversation, question, "problem")
     for field, source in fields.sources().items():
         # A row may lack fields of media that its kind of media has not.
         kinds = record.get("data_type")
@@ -238,8 +260,10 @@ def mapped_record(field_map: FieldMap, row: Row) -> dict[str, Any]:
     if isinstance(record["problem"], str):
         path = record.get("path")
         media = len(path) if isinstance(path, list) else int(path not in (None, ""))
-        check_removed_marks(str(_raw(fields.problem, row)), record["problem"], media)
+        check_removed_marks(str(question), record["problem"], media)
     answer, options = fields.answer, _options(fields, row, record)
+    if answer is None:
+        return record | {"options": options}
     is_choice = answer_kind_of(record) == "multiple_choice" and answer.given_as in ("text", "written")
     # Some options were lost, and the answer gives the right one's text.
     if is_choice and (closed := close_gap(options, answer_text({"answer": _raw(answer, row)}, "answer"))):
@@ -266,7 +290,7 @@ def mapped_questions(field_map: FieldMap, row: Row, name: str) -> Iterable[tuple
 
 def _nested_questions(field: str, row: Row, name: str) -> Iterable[tuple[str, Row]]:
     """The questions in a list of the row, each with the row's other fields; the question's own take precedence."""
-    questions = listed(_opened(_found(row, field)), f"'{field}'")
+    questions = listed(opened(_found(row, field)), f"'{field}'")
     if not isinstance(questions, list):
         raise unusable("wrong_type", f"'{field}' is a {type(questions).__name__}", "A list of questions")
     rest = {key: value for key, value in row.items() if key != field}
@@ -283,7 +307,7 @@ def _found(row: Row, field: str) -> Any:
     """
     value: Any = row
     for part in (field,) if field in row else field.split("."):
-        value = _opened(value)
+        value = opened(value)
         if isinstance(value, Mapping) and part in value:
             value = value[part]
             continue
@@ -295,14 +319,6 @@ def _found(row: Row, field: str) -> Any:
             raise unusable("missing_field", f"the row has no '{field}', which the map names", "A row with it")
     if isinstance(value, Unreadable):
         raise unusable("unreadable_value", f"'{field}' is {value.what}", "A value that can be read")
-    return value
-
-
-def _opened(value: Any) -> Any:
-    """The list or object that a cell of a table without such types holds as JSON; other values stay as they are."""
-    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
-        with suppress(ValueError, RecursionError):
-            return json.loads(value)
     return value
 
 
@@ -335,14 +351,37 @@ def _media(fields: Fields, row: Row) -> dict[str, Any]:
     return {"data_type": kinds if len(set(kinds)) > 1 else kinds[0], "path": paths if len(paths) > 1 else paths[0]}
 
 
+def _responses(fields: Fields, row: Row) -> dict[str, Any]:
+    """Question, turns and rejected response of a row with a conversation or a preference pair."""
+    found: dict[str, Any] = {}
+    turns = [("user", "")]  # the map's problem
+    if (source := fields.conversation) is not None:
+        turns = turns_of(_raw(source, row), source.field or "conversation")
+        found["problem"] = turns[0][1] if turns else ""
+    if (source := fields.chosen) is not None:
+        turns.append(("assistant", _response(source, row)))
+    if fields.conversation or fields.chosen:
+        found["turns"] = alternating(turns)[1:]
+    if (source := fields.rejected) is not None:
+        found["rejected"] = _response(source, row)
+    return found
+
+
+def _response(source: Value, row: Row) -> Any:
+    return _convert(source, response_of(_raw(source, row), source.field or "response"), "response")
+
+
 def _raw(source: Source, row: Row) -> Any:
     return source.constant if source.field is None else _found(row, source.field)
 
 
 def _converted(source: Value, row: Row, name: str) -> Any:
-    value = _raw(source, row)
+    return _convert(source, _raw(source, row), name)
+
+
+def _convert(source: Value, value: Any, name: str) -> Any:
     if name in _PER_MEDIUM:
-        value = _opened(value)
+        value = opened(value)
     if source.names is not None:
         if value is None or name_of(value) not in source.names:
             raise unusable("unknown_value", f"'{source.field}' is '{str(value)[:80]}'", f"One of {list(source.names)}")
@@ -393,7 +432,7 @@ def _options(fields: Fields, row: Row, record: dict[str, Any]) -> list[str]:
         return [_option(value) for value in values]
     value = _raw(source, row)
     if isinstance(value, str):
-        value = _opened(value) if source.separator is None else value.split(source.separator)
+        value = opened(value) if source.separator is None else value.split(source.separator)
     if value in (None, ""):
         return []
     if not isinstance(value, list):
@@ -426,7 +465,7 @@ def _gold(source: Answer, row: Row, record: dict[str, Any], options: list[str]) 
         value = untagged(answer_text({name: value}, name))
     if kind != "multiple_select":
         return _one_gold(source, value, options, names_option=kind == "multiple_choice")
-    value = _opened(value)
+    value = opened(value)
     values = value if isinstance(value, list) else answer_text({name: value}, name).split(source.separator)
     if not values:
         raise unusable("no_gold_answer", f"'{source.field}' is empty", "The right options")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import re
@@ -139,6 +140,14 @@ def listed(value: Any, what: str) -> Any:
         shown = ", ".join(f"{length} of '{name}'" for name, length in lengths.items())
         raise unusable("uneven_lists", f"{what} holds lists of {shown}", "As many of each field")
     return [dict(zip(value, one, strict=True)) for one in zip(*value.values(), strict=True)]
+
+
+def opened(value: Any) -> Any:
+    """The list or object that a cell of a table without such types holds as JSON; other values stay as they are."""
+    if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def object_of(value: Any, what: str) -> Mapping[str, Any]:

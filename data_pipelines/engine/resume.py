@@ -140,7 +140,8 @@ def _verdicts(body: bytes) -> Iterator[Verdict]:
         fields = json.loads(line)
         if (sample := fields.get("sample")) is not None:
             media = tuple(MediaRef(**ref | {"times": tuple(ref["times"])}) for ref in sample["media"])
-            fields["sample"] = Sample(**sample | {"media": media, "options": tuple(sample["options"])})
+            lists = {name: tuple(sample[name]) for name in ("options", "turns")}
+            fields["sample"] = Sample(**sample | lists | {"media": media})
         if "refused" in fields:
             fields["refused"] = BadSample(**fields["refused"])
         fields["keys"], fields["found"] = tuple(fields.get("keys", ())), tuple(map(tuple, fields.get("found", ())))

@@ -112,7 +112,7 @@ class Repeat:
 
 
 class Repeats:
-    """Finds duplicates by text, options, and content and part of the media, whatever file names and blanks."""
+    """Finds duplicates by text, options, responses, and content and part of the media, whatever file names."""
 
     def __init__(self, ledger: Ledger):
         self._ledger = ledger
@@ -124,7 +124,7 @@ class Repeats:
             (ref.kind, ref.folder_fps, ref.start, ref.end, ref.times, path_key(ref.subtitles)) for ref in sample.media
         ]
         texts = [text_key(text) for text in (sample.question, *sample.options)]
-        question = _digest([texts, contents, parts])
+        question = _digest([texts, contents, parts, sample.turns, sample.rejected])
         answer = _digest([sample.answer_kind, sample.answer])
         if self._ledger.add("questions", question, f"{answer} {sample.sample_id}"):
             return None

@@ -140,6 +140,8 @@ class LeakageCheck:
         # Training sets are one set to the policy.
         table = "questions to train on" if self._trains else f"questions of {self._name}"
         own = [self._name, where, sample.answer, sample.answer_kind]
+        if sample.turns or sample.rejected:  # a question may have many conversations and preference pairs
+            key += json.dumps([sample.turns, sample.rejected])
         name, first, answer, kind = json.loads(self._ledger.first(table, key, json.dumps(own)))
         if (name, first) == (self._name, where):
             return

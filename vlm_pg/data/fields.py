@@ -1,5 +1,5 @@
-"""Fields of a record, checked for type and Unicode; ``details``; values that cannot be read; options, answer kind and
-gold answer."""
+"""Fields of a record, checked for type and Unicode; ``details``; values that cannot be read; options, answer kind,
+gold answer and responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from vlm_pg.errors import SampleError
-from vlm_pg.types import NONE_RIGHT, AnswerKind, right_letters
+from vlm_pg.types import CONTROL_TOKEN, MEDIA_MARKS, NONE_RIGHT, AnswerKind, right_letters
 
 # More is no description of a question, and would be held for every question of a set.
 LONGEST_DETAILS = 20_000
@@ -73,6 +73,60 @@ def check_text(name: str, text: str) -> None:
             "Whole Unicode characters",
             "it",
         )
+
+
+def check_tokens(what: str, text: str) -> None:
+    """Refuse control tokens in a text, called ``what`` in the message."""
+    token = CONTROL_TOKEN.search(text)
+    if token:
+        raise fault(
+            "media_token_in_text",
+            f"{what} contains '{token[0]}'",
+            "Control tokens may come from the prompt builder only; text without them",
+            "the text",
+        )
+
+
+def turns_of(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The turns after the question: the assistant's first, then the user's and the assistant's in alternation."""
+    turns = field(record, "turns", list, default=[])
+    if not all(isinstance(turn, str) for turn in turns):
+        raise fault("wrong_type", "'turns' holds something that is not a string", "A list of strings", "it")
+    if turns and len(turns) % 2 == 0:
+        came = f"'turns' has {len(turns)} turns, so that the last one is the user's"
+        raise fault("bad_conversation", came, "An odd number, from the assistant's first turn to its last,", "it")
+    for index, turn in enumerate(turns):
+        _check_turn(f"turns[{index}]", turn)
+    return tuple(turns)
+
+
+def rejected_of(record: Mapping[str, Any], turns: Sequence[str], process: str, answer: str) -> str:
+    """The rejected response of a preference pair, "" without one.
+
+    Args:
+        turns, process, answer: the record's, of which the chosen response is made.
+    """
+    rejected: str = field(record, "rejected", str, default="")
+    if not rejected:
+        return ""
+    _check_turn("rejected", rejected)
+    if len(turns) > 1:
+        came = f"'rejected' is given beside {len(turns)} turns"
+        raise fault("bad_preference", came, "One turn, the chosen response,", "'turns' or 'rejected'")
+    chosen = turns[0] if turns else f"{process}\n{_OPENS}{answer}{_CLOSES}"
+    if chosen.strip() == rejected.strip():
+        raise fault("equal_answers", "'rejected' is the chosen response", "Another response", "either")
+    return rejected
+
+
+def _check_turn(name: str, text: str) -> None:
+    check_text(name, text)
+    if not text.strip():
+        raise fault("empty_turn", f"'{name}' is empty", "Text", "it")
+    check_tokens(f"'{name}'", text)
+    if mark := next((mark for mark in MEDIA_MARKS.values() if mark in text), None):
+        allowed = "Media in the question alone, the first turn of the user,"
+        raise fault("media_in_later_turn", f"'{name}' contains '{mark}'", allowed, "the text")
 
 
 def details_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,7 +318,9 @@ _OPENS, _CLOSES = "<answer>", "</answer>"
 
 
 def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
-    """How the answer is checked."""
+    """How the answer is checked; free-form without ``problem_type`` where the record needs no answer."""
+    if record.get("problem_type") is None and _needs_no_answer(record):
+        return "free_form"
     written = field(record, "problem_type", str)
     kind = _KINDS.get(" ".join(written.lower().translate(_BETWEEN_WORDS).split()))
     if kind is None:
@@ -273,8 +329,16 @@ def answer_kind_of(record: Mapping[str, Any]) -> AnswerKind:
     return kind
 
 
+def _needs_no_answer(record: Mapping[str, Any]) -> bool:
+    """Whether a record has no gold answer and turns instead."""
+    return record.get("solution") in (None, "") and bool(record.get("turns"))
+
+
 def answer_of(record: Mapping[str, Any], kind: AnswerKind, options: tuple[str, ...]) -> str:
-    """The gold answer without tags; of options the letter, or "A, C" and "none" where several may be right."""
+    """The gold answer without tags; of options the letter, or "A, C" and "none" where several may be right. "" in a
+    record with turns and without ``solution``."""
+    if _needs_no_answer(record):
+        return ""
     solution = field(record, "solution", str)
     given = answers_in(solution)
     if not given:

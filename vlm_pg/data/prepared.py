@@ -24,9 +24,9 @@ from vlm_pg.types import Sample
 MANIFEST = "manifest.json"
 # Manifests have some hundred bytes for a file of fifty thousand records.
 _MOST_BYTES = 64 << 20
-# 2: with ``details``. 3: with ``folder_fps``.
-SCHEMA_VERSION = 3
-_READABLE_VERSIONS = (1, 2, 3)
+# 2: with ``details``. 3: with ``folder_fps``. 4: with ``turns`` and ``rejected``.
+SCHEMA_VERSION = 4
+_READABLE_VERSIONS = (1, 2, 3, 4)
 _VERSION_KEY = b"vlm_pg.prepared"
 # Tools that join, cut or change tables keep the version, and maybe this: with another number of rows it is no shard.
 _ROWS_KEY = b"vlm_pg.rows"
@@ -50,6 +50,8 @@ def schema() -> Any:
             "options": List(text),
             "process": text,
             "solution": text,
+            "turns": List(text),
+            "rejected": text,
             "path": List(text),
             "data_source": text,
             "category": text,
@@ -87,7 +89,9 @@ def to_row(sample: Sample) -> dict[str, Any]:
         "problem_type": WRITTEN_NAMES[sample.answer_kind],
         "options": list(sample.options),
         "process": sample.process,
-        "solution": f"<answer>{sample.answer}</answer>",
+        "solution": f"<answer>{sample.answer}</answer>" if sample.answer else "",
+        "turns": list(sample.turns),
+        "rejected": sample.rejected,
         "path": [ref.path for ref in sample.media],
         "data_source": sample.source,
         "category": sample.category,

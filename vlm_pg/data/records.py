@@ -11,6 +11,19 @@ image, video or text (then ``path`` is empty); for several media ``path`` is a l
 mixed ``data_type`` is a list beside it. Media come before the question, or where "<image>" and "<video>" stand in
 ``problem`` and ``options``: the n-th "<image>" is the n-th image, and there is one for each or none.
 
+A conversation has ``turns``, the texts after the question: the assistant's first turn, then the user's and the
+assistant's in alternation, up to one of the assistant. Supervised training teaches them instead of ``process`` and
+``solution``, and ``solution`` and ``problem_type`` may be left out. All media belong to the question:
+
+    {"problem_id": 9, "problem": "<video>\\nWhat is filmed?", "data_type": "video", "path": "./video_90.mov",
+     "turns": ["A keyboard.", "Which colour?", "Black."], "data_source": "real-media"}
+
+A preference pair has ``rejected``, the worse response. The better one is the only one of ``turns``, or without turns
+``process`` and ``solution``, one line below the other:
+
+    {"problem_id": 10, "problem": "What is filmed?", "data_type": "video", "path": "./video_90.mov",
+     "turns": ["A keyboard."], "rejected": "A piano.", "data_source": "real-media"}
+
 May be added: ``category``, which evaluation reports by; ``details``, an object of what an evaluation set publishes of
 a question beside that (in Parquet its JSON as a text); of a video ``start`` and ``end`` of the clip that is meant,
 ``times`` of the frames to show, in seconds since its first frame, and ``subtitles``, the path of its .srt or .vtt file;
@@ -35,17 +48,20 @@ from vlm_pg.data.fields import (
     answers_in,
     check_gold,
     check_text,
+    check_tokens,
     details_of,
     fault,
     field,
     id_of,
     options_of,
+    rejected_of,
+    turns_of,
 )
 from vlm_pg.data.files import read_raw
 from vlm_pg.data.tables import embedded_in
 from vlm_pg.errors import ConfigError, SampleError, printable
 from vlm_pg.files import replacing
-from vlm_pg.types import CONTROL_TOKEN, MEDIA_MARKS, BadSample, MediaKind, MediaRef, Sample
+from vlm_pg.types import MEDIA_MARKS, BadSample, MediaKind, MediaRef, Sample
 
 ID_LIMIT = 200
 MAX_TIMES = 16_384
@@ -164,19 +180,14 @@ def parse_record(record: Any, where: str = "") -> Sample:
     options = options_of(record, next(iter(answers_in(solution)), "") if isinstance(solution, str) else "")
     for name, text in (("problem_id", sample_id), ("problem", question), *(("options", one) for one in options)):
         check_text(name, text)
-    token = CONTROL_TOKEN.search("\n".join((question, *options)))
-    if token:
-        raise fault(
-            "media_token_in_text",
-            f"the text contains '{token[0]}'",
-            "Control tokens may come from the prompt builder only; text without them",
-            "the text",
-        )
+    check_tokens("the text", "\n".join((question, *options)))
+    turns = turns_of(record)
     answer_kind = answer_kind_of(record)
     answer = answer_of(record, answer_kind, options)
-    if answer_kind in ("multiple_choice", "multiple_select"):
+    if answer and answer_kind in ("multiple_choice", "multiple_select"):
         check_gold(options, answer)
     source = field(record, "data_source", str, default="unknown") or "unknown"
+    process = field(record, "process", str, default="")
     sample = Sample(
         sample_id=sample_id,
         question=question,
@@ -186,11 +197,13 @@ def parse_record(record: Any, where: str = "") -> Sample:
         answer_kind=answer_kind,
         source=source,
         category=field(record, "category", str, default=source) or source,
-        process=field(record, "process", str, default=""),
+        process=process,
+        turns=turns,
+        rejected=rejected_of(record, turns, process, answer),
         details=details_of(record),
         where=where,
     )
-    texts = {"solution": sample.answer, "data_source": source, "category": sample.category, "process": sample.process}
+    texts = {"solution": answer, "data_source": source, "category": sample.category, "process": process}
     for name, text in texts.items():
         check_text(name, text)
     check_marks(sample)
@@ -201,6 +214,11 @@ def to_record(sample: Sample) -> dict[str, Any]:
     """The record of a sample, the inverse of ``parse_record``."""
     kinds = [ref.kind for ref in sample.media]
     paths = [ref.path for ref in sample.media]
+    responses: dict[str, Any] = {
+        "solution": f"<answer>{sample.answer}</answer>" if sample.answer else "",
+        "turns": list(sample.turns),
+        "rejected": sample.rejected,
+    }
     record: dict[str, Any] = {
         "problem_id": sample.sample_id,
         "problem": sample.question,
@@ -208,7 +226,7 @@ def to_record(sample: Sample) -> dict[str, Any]:
         "problem_type": WRITTEN_NAMES[sample.answer_kind],
         "options": list(sample.options),
         "process": sample.process,
-        "solution": f"<answer>{sample.answer}</answer>",
+        **{name: value for name, value in responses.items() if value},
         "path": "" if not paths else paths[0] if len(paths) == 1 else paths,
         "data_source": sample.source,
     }

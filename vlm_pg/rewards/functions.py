@@ -147,7 +147,7 @@ def run_isolated(
         Exception: whatever the function raised, or what is wrong with what it returned.
     """
     media = tuple(MediaRef(**media | {"times": tuple(media["times"])}) for media in sample["media"])
-    fields = sample | {"media": media, "options": tuple(sample["options"])}
+    fields = sample | {"media": media, "options": tuple(sample["options"]), "turns": tuple(sample["turns"])}
     [verdict] = UserFunction(FunctionSettings(**settings))([Response(Sample(**fields), text, num_tokens)])
     if isinstance(verdict, Exception):
         raise verdict

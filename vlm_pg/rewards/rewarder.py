@@ -235,7 +235,7 @@ def gold_settings(settings: RewardSettings) -> RewardSettings:
 def gold_faults(
     samples: Sequence[Sample], rewarder: Rewarder | None = None, num_tokens: Callable[[str], int] | None = None
 ) -> Iterator[SampleError | None]:
-    """For each sample None, or why its own gold answer does not earn the full reward.
+    """For each sample None, or why its own gold answer does not earn the full reward. None for one without.
 
     Accuracy and format must be 1; where accuracy has no weight, the user's functions say what is right, and those of
     positive weight must give 1 instead. Where it has one they must give a value. The reason is
@@ -252,22 +252,24 @@ def gold_faults(
         counting = [name for name, weight in weights.items() if weight != 0.0]
         for start in range(0, len(samples), _CHECKED_AT_A_TIME):
             chunk = samples[start : start + _CHECKED_AT_A_TIME]
-            responses = [_answered(one, one.answer, num_tokens) for one in chunk]
-            for sample, breakdown in zip(chunk, rewarder.score(responses), strict=True):
-                yield _gold_fault(sample, breakdown, full, counting)
+            responses = [_answered(one, one.answer, num_tokens) for one in chunk if one.answer]
+            breakdowns = iter(rewarder.score(responses) if responses else [])
+            for sample in chunk:
+                yield _gold_fault(sample, next(breakdowns), full, counting) if sample.answer else None
 
 
 def same_gold(
     first: Sample, second: Sample, rewarder: Rewarder, num_tokens: Callable[[str], int] | None = None
 ) -> bool:
-    """Whether the gold answers of two samples of one question are one: each earns the full reward from the other.
+    """Whether the gold answers of two samples of one question are one: each earns the full reward from the other, or
+    one of the samples has none.
 
     What must be 1 is as of ``gold_faults``, or accuracy, where no part of the reward that counts reads answers.
 
     Args:
         rewarder, num_tokens: as of ``gold_faults``.
     """
-    if (first.answer_kind, first.answer) == (second.answer_kind, second.answer):
+    if not (first.answer and second.answer) or (first.answer_kind, first.answer) == (second.answer_kind, second.answer):
         return True
     crossed = [_answered(first, second.answer, num_tokens), _answered(second, first.answer, num_tokens)]
     reading = {name for name in rewarder.weights if name != "format" and _must(name, rewarder.weights)}

@@ -130,14 +130,14 @@ def test_other_files_are_read_at_once(tmp_path: Path) -> None:
     assert open_records(tmp_path / "b.parquet") == (samples, [])
 
 
-@pytest.mark.parametrize("later", [4, None])
+@pytest.mark.parametrize("later", [5, None])
 def test_another_version_is_refused(tmp_path: Path, later: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "SCHEMA_VERSION", later)
     prepared.schema.cache_clear()
     write_shards(tmp_path, "train", make_samples(5))
     monkeypatch.undo()
     prepared.schema.cache_clear()
-    with pytest.raises(ConfigError, match=rf"schema version {later}\. This program reads versions 1, 2, 3\. Update"):
+    with pytest.raises(ConfigError, match=rf"schema version {later}\. This program reads versions 1, 2, 3, 4\. Update"):
         open_records(Path(f"{tmp_path}:train"))
 
 

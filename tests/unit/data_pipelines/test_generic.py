@@ -417,7 +417,7 @@ def test_odd_rows_are_refused(tmp_path: Path) -> None:
         ({"fields": {**QUESTION, "problem_type": {"field": "k", "names": {"m": "essay"}}}}, r"'essay'\. One of"),
         ({"fields": {**QUESTION, "answer": {"field": "a", "constant": "b"}}}, r"give one of field, constant"),
         ({"fields": {**QUESTION, "options": {"separator": ","}}}, r"no source; give one of field, constant, col"),
-        ({"fields": {"problem": "q"}}, r"fields\.answer is missing\. Add it"),
+        ({"fields": {"problem": "q"}}, r"has no problem_type, answer; give problem, problem_type and answer, prob"),
         ({"files": {"test": ["a"]}}, r"files\.test.*'train' or 'eval'"),
         ({"name": "a/b"}, r"name is 'a/b'"),
         ({"keyed_by": "v", "file_is_row": True}, r"gives file_is_row and keyed_by.*Leave one out"),
