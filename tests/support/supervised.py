@@ -37,6 +37,8 @@ def sft(folder: Path, **training: Any) -> dict[str, dict[str, Any]]:
     return {
         "run": {"resume": "auto"},
         "data": {"train": str(folder / "clips" / "cot.jsonl")},
-        "rollout": {"num_generations": 8, "max_new_tokens": 40},
-        "training": {"objective": "sft", "prompts_per_step": 7, "micro_batch_tokens": 150, **training},
+        "media": {"min_pixels": 19600, "max_pixels": 19600},  # 100 visual tokens, else there is too little to share
+        "prompt": {"max_prompt_tokens": 200},
+        "rollout": {"num_generations": 8, "max_new_tokens": 60},
+        "training": {"objective": "sft", "prompts_per_step": 7, "micro_batch_tokens": 480, **training},
     }
