@@ -17,7 +17,7 @@ from pathlib import Path
 
 from data_pipelines import flashes, run
 from data_pipelines.engine import output_folder
-from data_pipelines.flashes import SEEN_ORDERS, UNSEEN_ORDERS, Clip, Order
+from data_pipelines.flashes import POSITIONS, SEEN_ORDERS, UNSEEN_ORDERS, Clip, Order
 from vlm_pg.data.prepared import MANIFEST
 from vlm_pg.data.records import write_records
 from vlm_pg.errors import ConfigError, printable
@@ -27,6 +27,8 @@ from vlm_pg.rewards.rewarder import gold_faults
 from vlm_pg.types import MediaRef, Sample
 
 SOURCE, PIPELINE = "flashes", "embedded"
+# Part of a prepared folder's identity. 2: with ``process``.
+RECORDS_VERSION = 2
 _CLIPS = "[0-9][0-9][0-9][0-9][0-9].mp4"
 _LISTED = 6
 
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     identity = {
         "pipeline": PIPELINE,
         "render_version": flashes.RENDER_VERSION,
+        "records_version": RECORDS_VERSION,
         **{name: getattr(arguments, name) for name in ("seed", "train", "eval")},
     }
     with output_folder.locked(out):
@@ -122,7 +125,16 @@ def to_sample(clip: Clip, sample_id: str, media: MediaRef, category: str) -> Sam
         answer_kind="multiple_choice",
         source=SOURCE,
         category=category,
+        process=thought(clip.order, clip.position),
     )
+
+
+def thought(listed: Order, position: str) -> str:
+    """The reasoning that leads to the answer: all colours, then the one asked for.
+
+    Listing every colour is what makes the task learnable: each one is evidence about one moment of the video.
+    """
+    return f"<think> {' '.join(listed)}, {position} {listed[POSITIONS.index(position)]}</think>"
 
 
 def write_clip(clip: Clip, path: Path) -> None:

@@ -15,6 +15,8 @@ from vlm_pg.media.pool import WorkerPool
 from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.settings import ModelSettings
 from vlm_pg.prompts.builder import PromptMeasure, Wording
+from vlm_pg.prompts.prompt_source import refuse_without_gold
+from vlm_pg.prompts.responses import ResponseBuilder
 from vlm_pg.prompts.settings import PromptSettings
 from vlm_pg.types import Sample
 
@@ -37,7 +39,8 @@ class Length(NamedTuple):
 class LengthRules:
     """The model, the prompt around questions, and the length of the longest response.
 
-    ``wording`` and ``answer_prefix``: as of ``PromptBuilder``.
+    ``wording`` and ``answer_prefix``: as of ``PromptBuilder``. ``teaches``: the records' responses are trained on
+    (``training.objective=sft``), else responses are scored.
     """
 
     model: ModelSettings
@@ -45,6 +48,7 @@ class LengthRules:
     response_tokens: int
     wording: Wording | None = None
     answer_prefix: str = ""
+    teaches: bool = False
 
 
 class Measurer:
@@ -55,6 +59,7 @@ class Measurer:
         self._measure = PromptMeasure(
             model.processor, rules.prompt, model.positions, rules.wording, rules.answer_prefix
         )
+        self._responses = ResponseBuilder(model.processor, rules.response_tokens) if rules.teaches else None
 
     def length(self, sample: Sample, facts: Sequence[MediaFacts]) -> Length:
         """Of one prompt. Raises ModelError: the sample has media and the model reads text alone."""
@@ -64,6 +69,10 @@ class Measurer:
             tokens = prompt.num_tokens
             self._measure.check(prompt)
             self._model.check_length(prompt, self._response_tokens)
+            if self._responses is None:
+                refuse_without_gold(sample)
+            else:
+                self._responses.build(sample, prompt)
         except SampleError as fault:
             return Length(tokens, (fault.reason, str(fault)))
         return Length(tokens)

@@ -96,12 +96,8 @@ class PromptSource:
         return ticket
 
     def _prompt(self, sample: Sample, tamper: Tamper | None, should_stop: Callable[[], bool]) -> Prompt:
-        if self._scores and not sample.answer:
-            raise SampleError(
-                "no_gold_answer",
-                "the record has turns of a conversation and no gold answer ('solution'), so that no response to it can "
-                "be scored. Add one, or train on the record with training.objective=sft.",
-            )
+        if self._scores:
+            refuse_without_gold(sample)
         cached = self._cache.get(sample.sample_id) if tamper is None else None
         if cached is not None:
             self._cache.move_to_end(sample.sample_id)
@@ -123,6 +119,16 @@ class PromptSource:
                 _, oldest = self._cache.popitem(last=False)
                 self._used_bytes -= _bytes(oldest)
         return prompt
+
+
+def refuse_without_gold(sample: Sample) -> None:
+    """Raise SampleError ("no_gold_answer") for a conversation without a gold answer."""
+    if not sample.answer:
+        raise SampleError(
+            "no_gold_answer",
+            "the record has the turns of a conversation and no gold answer ('solution'), so that no response to it can "
+            "be scored. Add one, or train on the record with training.objective=sft.",
+        )
 
 
 def _bytes(prompt: Prompt) -> int:

@@ -207,6 +207,21 @@ DIVIDED = "rollout.divide_prefix=always training.sequence_parallel"
             "at least 2 are needed.",
             "rollout.num_generations=2",
         ),
+        (
+            "training.objective=sft algorithm.preset=dapo rollout.num_generations=4",
+            "samples no rollouts, and algorithm.preset=dapo, rollout.num_generations=4 is for rl.",
+            "training.objective=rl",
+        ),
+        (
+            "training.objective=sft algorithm.loss_average=sequence_mean algorithm.kl_coef=0.1",
+            "samples no rollouts, and algorithm.kl_coef=0.1 is for rl.",
+            "algorithm.kl_coef=0",
+        ),
+        (
+            "training.objective=sft training.keep_best=reward",
+            "training.objective=sft has none.",
+            "training.keep_best=null",
+        ),
         ("algorithm.baseline=none", "algorithm.scale_advantages is std", "algorithm.scale_advantages=whiten"),
         ("algorithm.baseline=none algorithm.scale_advantages=batch", "is batch", "algorithm.scale_advantages=none"),
         ("algorithm.importance_cap=2 rollout.logprobs=reuse", "same ones.", "rollout.logprobs=recompute"),
