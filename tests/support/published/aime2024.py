@@ -20,7 +20,7 @@ def url(number: int, year: int = 2024) -> str:
 
 
 def sample(name: str, question: str, answer: str, details: dict[str, Any], process: str = "") -> Sample:
-    return Sample(name, question, (), (), answer, "mathematics", "aime2024", "aime2024", process, details)
+    return Sample(name, question, (), (), answer, "mathematics", "aime2024", "aime2024", process, details=details)
 
 
 def row(number: int, problem: str, answer: Any, year: int = 2024) -> dict[str, Any]:

@@ -32,7 +32,9 @@ def sample(
 ) -> Sample:
     process = f"Checking {path.rpartition('/')[2]} ..."
     details = {"problem_type": category}
-    return Sample(name, question, video(path), options, answer, kind, "longvideo_reason", category, process, details)
+    return Sample(
+        name, question, video(path), options, answer, kind, "longvideo_reason", category, process, details=details
+    )
 
 
 TRAIN = [

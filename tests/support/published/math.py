@@ -41,7 +41,7 @@ def sample(name: str, published: dict[str, Any], answer: str) -> Sample:
     process = published["solution"]
     details = {"subject": subject, "level": published["level"]}
     details |= {key: published[key] for key in ("unique_id",) if key in published}
-    return Sample(name, published["problem"], (), (), answer, "mathematics", "math", subject, process, details)
+    return Sample(name, published["problem"], (), (), answer, "mathematics", "math", subject, process, details=details)
 
 
 FILES = {

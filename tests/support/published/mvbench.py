@@ -46,7 +46,9 @@ def sample(name: str, path: str, options: tuple[str, ...], answer: str, **clip: 
     task = name.partition("-")[0]
     question = "What came after it?"
     of_task = {"task": task}
-    return Sample(name, question, video(path, **clip), options, answer, "multiple_choice", "mvbench", task, "", of_task)
+    return Sample(
+        name, question, video(path, **clip), options, answer, "multiple_choice", "mvbench", task, details=of_task
+    )
 
 
 def kept(folder: str) -> list[Sample]:

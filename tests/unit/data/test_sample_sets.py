@@ -141,9 +141,16 @@ def test_another_version_is_refused(tmp_path: Path, later: object, monkeypatch: 
         open_records(Path(f"{tmp_path}:train"))
 
 
-@pytest.mark.parametrize(("version", "lacking"), [(1, ["details", "folder_fps"]), (2, ["folder_fps"])])
+@pytest.mark.parametrize(
+    ("version", "lacking"),
+    [
+        (1, ["details", "folder_fps", "turns", "rejected"]),
+        (2, ["folder_fps", "turns", "rejected"]),
+        (3, ["turns", "rejected"]),
+    ],
+)
 def test_shards_of_earlier_versions_are_read(tmp_path: Path, version: int, lacking: list[str]) -> None:
-    """They have no column of details, or none of folders of pictures."""
+    """They have no column of details, none of folders of pictures, or none of turns."""
     samples = make_samples(40, MEDIA[:3])
     table = pyarrow.Table.from_pylist([to_row(one) for one in samples], prepared.schema()).drop_columns(lacking)
     written = {b"vlm_pg.prepared": b'{"schema_version": %d}' % version, b"vlm_pg.rows": b"40"}

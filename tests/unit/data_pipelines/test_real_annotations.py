@@ -52,7 +52,7 @@ def test_math(data_dir: Path, tmp_path: Path) -> None:
             "math",
             row["subject"],
             row["solution"],
-            {"subject": row["subject"], "level": row["level"], "unique_id": row["unique_id"]},
+            details={"subject": row["subject"], "level": row["level"], "unique_id": row["unique_id"]},
         )
         for row in rows(path)
     ]
