@@ -4,6 +4,7 @@
 #   bash scripts/train_video.sh                                   the embedded default, ends with runs/embedded/report.html
 #   bash scripts/train_video.sh training.steps=20                 the same with a setting changed
 #   bash scripts/train_video.sh CONFIG [key=value ...]            any other config
+#   bash scripts/train_video.sh CONFIG CONFIG ... [key=value ...] one after the other, each from the last checkpoint before
 #
 # Configs of the embedded task (configs/embedded*.yaml, configs/algorithms/) have its data set rendered first.
 # A CONFIG with rollout.server.launch gets its servers started before and stopped after (docs/servers.md).
@@ -33,6 +34,23 @@ except VlmPgError as error:
 PYTHON
 }
 
+# The last checkpoint of a config's run; a run that is not finished ends the script.
+checkpoint_of() {
+    "$VENV/bin/python" - "$@" <<'PYTHON'
+import json
+import sys
+from pathlib import Path
+
+from vlm_pg.config import load_config
+from vlm_pg.training.checkpoints import find_checkpoints
+
+folder = Path(load_config(sys.argv[1], sys.argv[2:]).run.dir)
+if not json.loads((folder / "summary.json").read_bytes())["finished"]:
+    sys.exit(f"{folder} is not finished, so the next config is not started; run.resume=auto goes on with it")
+print(find_checkpoints(folder / "checkpoints")[-1][1].resolve())
+PYTHON
+}
+
 case "${1:-}" in
 -h | --help)
     sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
@@ -40,20 +58,37 @@ case "${1:-}" in
     ;;
 esac
 
-config=""
-if [ $# -gt 0 ] && { [ -f "$1" ] || [ "${1#*=}" = "$1" ]; }; then
+configs=()
+while [ $# -gt 0 ] && { [ -f "$1" ] || [ "${1#*=}" = "$1" ]; }; do
     config="$1"
     shift
     if [ -f "$config" ]; then
         # The working directory changes below.
         config="$(cd "$(dirname "$config")" && pwd)/$(basename "$config")"
     fi
-fi
+    configs+=("$config")
+done
+config="${configs[0]:-}"
 
 find_nodes
 set_up_environment
 cd "$REPO_ROOT"
 export PATH="$VENV/bin:$PATH"
+
+if [ ${#configs[@]} -gt 1 ]; then
+    if [ "$HOW" = rank ] || [ "$HOW" = task ]; then
+        _refuse "${#configs[@]} configs are given to a rank that a launcher has started. One is expected there. Start this script once per node without a launcher, or once for each config."
+    fi
+    case " $*" in
+    *" run.dir="* | *" run.name="*) _refuse "run.dir or run.name is set for ${#configs[@]} configs at once. Each run needs a folder of its own. Set them in the configs." ;;
+    esac
+    start=()
+    for config in "${configs[@]}"; do
+        bash "$REPO_ROOT/scripts/train_video.sh" "$config" "$@" ${start[@]+"${start[@]}"}
+        start=(model.path="$(checkpoint_of "$config" "$@")")
+    done
+    exit 0
+fi
 
 # The first node starts the config's servers, then this script again on the GPUs that they leave. Ranks that a launcher
 # has started find servers at work.

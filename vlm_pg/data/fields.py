@@ -100,12 +100,8 @@ def turns_of(record: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(turns)
 
 
-def rejected_of(record: Mapping[str, Any], turns: Sequence[str], process: str, answer: str) -> str:
-    """The rejected response of a preference pair, "" without one.
-
-    Args:
-        turns, process, answer: the record's, of which the chosen response is made.
-    """
+def rejected_of(record: Mapping[str, Any], turns: Sequence[str]) -> str:
+    """The rejected response of a preference pair, "" without one."""
     rejected: str = field(record, "rejected", str, default="")
     if not rejected:
         return ""
@@ -113,9 +109,6 @@ def rejected_of(record: Mapping[str, Any], turns: Sequence[str], process: str, a
     if len(turns) > 1:
         came = f"'rejected' is given beside {len(turns)} turns"
         raise fault("bad_preference", came, "One turn, the chosen response,", "'turns' or 'rejected'")
-    chosen = turns[0] if turns else f"{process}\n{_OPENS}{answer}{_CLOSES}"
-    if chosen.strip() == rejected.strip():
-        raise fault("equal_answers", "'rejected' is the chosen response", "Another response", "either")
     return rejected
 
 

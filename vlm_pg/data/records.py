@@ -199,7 +199,7 @@ def parse_record(record: Any, where: str = "") -> Sample:
         category=field(record, "category", str, default=source) or source,
         process=process,
         turns=turns,
-        rejected=rejected_of(record, turns, process, answer),
+        rejected=rejected_of(record, turns),
         details=details_of(record),
         where=where,
     )
@@ -207,6 +207,8 @@ def parse_record(record: Any, where: str = "") -> Sample:
     for name, text in texts.items():
         check_text(name, text)
     check_marks(sample)
+    if sample.rejected.strip() == sample.response.strip():
+        raise fault("equal_answers", "'rejected' is the chosen response", "Another response", "either")
     return sample
 
 

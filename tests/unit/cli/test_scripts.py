@@ -110,6 +110,22 @@ def test_a_config_on_several_gpus_starts_its_engine_or_zero_2(checkout: Path) ->
     ]
 
 
+def test_several_configs_run_one_after_the_other_from_the_last_checkpoint(checkout: Path) -> None:
+    """The stub of python names the checkpoint as it does the engine."""
+    first, second = checkout / "configs/mine.yaml", checkout / "configs/next.yaml"
+    second.write_text("")
+    assert train(checkout, "configs/mine.yaml", "configs/next.yaml", "a.b=5") == [
+        f"vlm-pg train {first} a.b=5",
+        f"vlm-pg train {second} a.b=5 model.path=torch",
+    ]
+    for override, words in (("run.dir=x", "Each run needs a folder of its own"), ("run.name=x", "Set them in the con")):
+        done = start(checkout, "scripts/train_video.sh", "configs/mine.yaml", "configs/next.yaml", override)
+        assert done.returncode == 2 and words in done.stderr and not done.stdout
+    rank = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    done = start(checkout, "scripts/train_video.sh", "configs/mine.yaml", "configs/next.yaml", **rank)
+    assert done.returncode == 2 and "2 configs are given to a rank" in done.stderr
+
+
 def test_as_many_processes_as_requested(checkout: Path) -> None:
     lines = train(checkout, "configs/mine.yaml", FAKE_ENGINE="deepspeed", NPROC_PER_NODE="4")
     assert lines[-1].startswith("torchrun --standalone --nproc-per-node=4 ")
