@@ -274,14 +274,14 @@ def check_length(tokens: int, visual: int, subtitles: str, words: PromptWords, l
 
 
 def question_words(settings: PromptSettings, sample: Sample) -> str:
-    """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind (not for
-    a conversation).
+    """The settings' words of the user's turn: question, options on lines of their own, instruction of the kind
+    (without a gold answer none).
 
     They are as ``with_media`` takes them.
     """
     options = map(marked, sample.options)
-    # A conversation asks in its own words.
-    instruction = "" if sample.turns else settings.instructions[sample.answer_kind]
+    # A question without a gold answer, as of a conversation, says itself how to respond.
+    instruction = settings.instructions[sample.answer_kind] if sample.answer else ""
     parts = (marked_question(sample.question), *options, instruction)
     return "\n".join(part for part in parts if part)
 
