@@ -385,6 +385,7 @@ class RolloutGroup:
     where they were recomputed before several updates.
     ``order``: index of the question among those of its step, in data order.
     ``reference_features``: of a reference model with a tower of its own, once that tower has run.
+    ``is_pair``: the rollouts are the chosen and the rejected response of a preference pair.
     """
 
     sample: Sample
@@ -398,6 +399,13 @@ class RolloutGroup:
     trainer_logprobs: tuple[torch.Tensor, ...] = ()
     order: int = 0
     reference_features: VisualFeatures | None = None
+    is_pair: bool = False
+
+    @property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """The rollouts that must be in one pass: both of a pair, else each for itself."""
+        indices = tuple(range(len(self.rollouts)))
+        return (indices,) if self.is_pair else tuple((index,) for index in indices)
 
     @property
     def rollout_weights(self) -> tuple[float, ...]:

@@ -8,15 +8,16 @@ Shape letters: R_total response tokens of a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from vlm_pg.algorithms.settings import AlgorithmSettings, KlEstimator, LossAverage
-from vlm_pg.algorithms.tokens import LOG_RATIO_CLAMP, ResponseTokens, log_ratios
-from vlm_pg.metrics import KL_CHART, NLL_CHART, Chart, Metric
+from vlm_pg.algorithms.settings import AlgorithmSettings, KlEstimator, LossAverage, PreferenceSettings
+from vlm_pg.algorithms.tokens import LOG_RATIO_CLAMP, ResponseTokens, log_ratios, response_sums
+from vlm_pg.metrics import KL_CHART, NLL_CHART, PREFERENCE_CHART, Chart, Metric
 
 LossAndMetrics = tuple[torch.Tensor, dict[Metric, torch.Tensor]]
+TokenLoss = Callable[[ResponseTokens], LossAndMetrics]
 
 _CLIPPED = Chart("Clipped tokens", 12, as_percent=True)
 _EXTREMES = Chart("Extreme ratios", 13)
@@ -32,6 +33,12 @@ RATIO_MIN = Metric("ratio_min", "policy / rollout probability", "smallest", _EXT
 BEHAVIOUR_KL = Metric("behaviour_kl", "nat per token")
 KL = Metric("kl", "nat per token", chart=KL_CHART)
 NLL = Metric("nll", "nat per token", chart=NLL_CHART)
+# Means over the pairs of an update, as sums of weighted parts. Rewards: beta * log(policy / reference) of a response.
+_IMPLICIT_REWARDS = Chart("Implicit rewards", 3)
+PAIRS_RIGHT = Metric("preference/accuracy", "share of pairs", "sum", PREFERENCE_CHART, over_updates="mean")
+MARGIN = Metric("preference/margin", "reward of chosen - rejected", "sum", _IMPLICIT_REWARDS, over_updates="mean")
+CHOSEN_REWARD = Metric("preference/chosen", "reward of chosen", "sum", _IMPLICIT_REWARDS, over_updates="mean")
+REJECTED_REWARD = Metric("preference/rejected", "reward of rejected", "sum", _IMPLICIT_REWARDS, over_updates="mean")
 
 
 def clip(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
@@ -65,6 +72,37 @@ def cispo(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics
 def nll(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
     """-policy_logprob of each token: the cross-entropy of supervised training."""
     return weighted_sum(tokens, tokens.policy_logprobs), {NLL: -tokens.policy_logprobs.detach().sum()}
+
+
+def preference(tokens: ResponseTokens, settings: PreferenceSettings) -> LossAndMetrics:
+    """DPO of pairs: of h = log(policy / reference)(chosen) - log(policy / reference)(rejected) the mean over pairs.
+
+    ``sigmoid``: -log sigmoid(beta * h) (DPO, arXiv 2305.18290, equation 7). ``ipo``: (h - 1 / (2 * beta))^2 with h of
+    means over tokens (IPO, 2310.12036, equation 17, normalised by length as in its authors' experiments).
+
+    Args:
+        tokens: chosen and rejected response of each pair in turn, one weight for all; ``behaviour_logprobs`` are those
+            of the reference.
+    """
+    differences = tokens.policy_logprobs - tokens.behaviour_logprobs.detach()
+    sums = response_sums(differences, tokens.lengths)
+    lengths = torch.tensor(tokens.lengths, dtype=torch.float32).to(sums.device, non_blocking=True)
+    pairs = (sums / lengths if settings.loss == "ipo" else sums).view(-1, 2)
+    weights = (response_sums(tokens.weights, tokens.lengths) / lengths).view(-1, 2).sum(1)
+    margins = pairs[:, 0] - pairs[:, 1]
+    if settings.loss == "ipo":
+        losses = (margins - 1 / (2 * settings.beta)).square()
+    else:
+        losses = -torch.nn.functional.logsigmoid(settings.beta * margins)
+    with torch.no_grad():
+        rewards = settings.beta * sums.view(-1, 2)
+        found = {
+            PAIRS_RIGHT: (rewards[:, 0] > rewards[:, 1]).float(),
+            MARGIN: rewards[:, 0] - rewards[:, 1],
+            CHOSEN_REWARD: rewards[:, 0],
+            REJECTED_REWARD: rewards[:, 1],
+        }
+        return (weights * losses).sum(), {metric: (weights * values).sum() for metric, values in found.items()}
 
 
 def entropy_bonus(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:

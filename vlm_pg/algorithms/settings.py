@@ -260,6 +260,22 @@ class AlgorithmSettings(Settings):
         return {name: (value, getattr(usual, name)) for name, value in self if value != getattr(usual, name)}
 
 
+class PreferenceSettings(Settings):
+    """Section ``preference``: training on pairs of responses (``training.objective=dpo``)."""
+
+    loss: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid",
+        description="Of h = log-ratio to the reference of the chosen response, minus that of the rejected one. "
+        "sigmoid: -log sigmoid(beta * h) (DPO). ipo: (h - 1 / (2 * beta))^2, with h of means over tokens (IPO).",
+    )
+    beta: float = Field(0.1, gt=0.0, le=100.0, description="Strength of the pull towards the reference.")
+    reference: str | None = Field(
+        None,
+        description="Folder or hub name of the reference model; null: the starting point, which with model.lora is the "
+        "model without its adapter.",
+    )
+
+
 def _impossible_losses(algorithm: AlgorithmSettings) -> list[str]:
     """See ``Settings.impossible``: what goes with the loss."""
     if algorithm.loss not in LOSSES:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from vlm_pg.algorithms.losses import entropy_bonus, kl_term
+from vlm_pg.algorithms.losses import TokenLoss, entropy_bonus, kl_term
 from vlm_pg.algorithms.own import load_loss
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.algorithms.tokens import ResponseTokens, importance_weights
@@ -23,7 +23,6 @@ from vlm_pg.metrics import ENTROPY_CHART, Chart, Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
-from vlm_pg.training.settings import Objective
 from vlm_pg.types import Rollout, RolloutGroup
 
 LOSS = Metric("loss", how="sum", chart=Chart("Loss", 10), over_updates="mean")
@@ -50,6 +49,7 @@ class GroupLoss:
         weights: loss weight of each token of each rollout of each group.
         behaviour_logprobs: fp32 [R] of each rollout of each group, the denominator of the loss's ratio; None for those
             of the same forward, where the ratio is 1.
+        objective_loss: of another objective than rl, in place of ``algorithm.loss``.
         measure_mismatch: add differences of the recorded log-probabilities from those of the forward.
         tally: metrics; updated by every call.
     """
@@ -60,11 +60,11 @@ class GroupLoss:
     algorithm: AlgorithmSettings
     behaviour_logprobs: Sequence[Sequence[torch.Tensor]] | None
     measure_mismatch: bool = False
-    objective: Objective = "rl"
+    objective_loss: TokenLoss | None = None
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
-        self._policy_loss = load_loss(self.algorithm, self.objective)
+        self._policy_loss = self.objective_loss or load_loss(self.algorithm)
 
     def of_pass(
         self,

@@ -31,7 +31,7 @@ from vlm_pg.media.loader import decoding_pool
 from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import check_sequence_size, load_policy
-from vlm_pg.models.reference import load_reference
+from vlm_pg.models.reference import ScoringPolicy, load_reference
 from vlm_pg.observe.console import Console, quiet_libraries
 from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
@@ -125,7 +125,7 @@ class _Run:
         found, bad = open_training(config.data)
         samples = first_of_each(found, config.data.limit)
         together = config.data.media_together
-        together = config.training.objective == "sft" if together is None else together
+        together = config.training.objective != "rl" if together is None else together
         self.order = order_of(samples, config.data.mixture, together) if samples else EpochOrder(0)
         used = used_samples(samples, config.data.mixture) if samples else samples
         if samples:  # else it is refused once the bad records are written
@@ -210,7 +210,10 @@ class _Run:
                 "model.lora to the settings the adapter was trained with."
             )
         # The reference is the initial policy, whatever the run resumes from.
-        self.reference = load_reference(config.model, self.policy) if config.algorithm.kl_coef else None
+        is_dpo = config.training.objective == "dpo"
+        self.reference: ScoringPolicy | None = None
+        if config.algorithm.kl_coef or is_dpo:
+            self.reference = load_reference(config.model, self.policy, config.preference.reference if is_dpo else None)
         self.engine = make_engine(config, self.policy, self.ranks)
         self.memory = choose_memory(config, self.policy, self.reference, self.ranks)
         self.features_line = keep_features(self.policy, config.cache, self.engine.gathered)

@@ -78,13 +78,21 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *_rank_lines(config, policy, engine.ranks),
         f"algorithm: {', '.join([algorithm.preset or 'GRPO, token mean', *changed])}"
         if is_rl
-        else f"objective: {config.training.objective}, {algorithm.loss_average}",
+        else _objective_line(config),
         *([forward_line(config, policy, engine.ranks)] if is_rl else []),
         *([line] if (line := liger_line(policy.model)) else []),
         *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]
+
+
+def _objective_line(config: RunConfig) -> str:
+    if config.training.objective == "sft":
+        return f"objective: sft, {config.algorithm.loss_average}"
+    pairs = config.preference
+    start = "the starting point" if config.model.lora is None else "the model without its adapter"
+    return f"objective: dpo, {pairs.loss}, beta {pairs.beta:g}, reference {pairs.reference or start}"
 
 
 def allocator_line() -> str:
@@ -314,10 +322,11 @@ class BatchParts:
 def make_batches(config: RunConfig, engine: Engine, reference: ScoringPolicy | None, parts: BatchParts) -> Batches:
     """The batches of ``training.objective``."""
     should_stop = parts.stop.between_tokens
-    if config.training.objective == "sft":
-        from vlm_pg.training.supervised import SupervisedBatches
+    if config.training.objective in ("sft", "dpo"):
+        from vlm_pg.training.supervised import PairBatches, SupervisedBatches
 
-        return SupervisedBatches(config, engine, parts.stream, parts.phases)
+        of_all = config, engine, parts.stream, parts.phases
+        return SupervisedBatches(*of_all) if reference is None else PairBatches(*of_all, reference)
     sampler = make_sampler(config, engine, parts.samples, parts.run_folder, parts.stop, parts.warn)
     control = make_control_sampler(config, engine.policy, sampler, should_stop)
     scorer = None

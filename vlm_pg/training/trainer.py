@@ -124,7 +124,8 @@ class Trainer:
         self.stream = QuestionStream(config, data, question_at, self._record_bad, engine.ranks, should_stop)
         parts = BatchParts(self.stream, data.samples, rewarder, folder.path, phases, stop, console.warn)
         self.batches = make_batches(config, engine, reference, parts)
-        self._reference_in_loss = reference if config.algorithm.kl_in == "loss" else None
+        in_loss = config.algorithm.kl_in == "loss" and config.training.objective == "rl"
+        self._reference_in_loss = reference if in_loss else None
         if config.training.balance and engine.parallel is not None:
             engine.parallel.balance_work()
         self._logged_sharing = self._warned_of_cores = False
