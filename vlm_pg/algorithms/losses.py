@@ -94,15 +94,14 @@ def preference(tokens: ResponseTokens, settings: PreferenceSettings) -> LossAndM
         losses = (margins - 1 / (2 * settings.beta)).square()
     else:
         losses = -torch.nn.functional.logsigmoid(settings.beta * margins)
-    with torch.no_grad():
-        rewards = settings.beta * sums.view(-1, 2)
-        found = {
-            PAIRS_RIGHT: (rewards[:, 0] > rewards[:, 1]).float(),
-            MARGIN: rewards[:, 0] - rewards[:, 1],
-            CHOSEN_REWARD: rewards[:, 0],
-            REJECTED_REWARD: rewards[:, 1],
-        }
-        return (weights * losses).sum(), {metric: (weights * values).sum() for metric, values in found.items()}
+    rewards = settings.beta * sums.detach().view(-1, 2)
+    found = {
+        PAIRS_RIGHT: (rewards[:, 0] > rewards[:, 1]).float(),
+        MARGIN: rewards[:, 0] - rewards[:, 1],
+        CHOSEN_REWARD: rewards[:, 0],
+        REJECTED_REWARD: rewards[:, 1],
+    }
+    return (weights * losses).sum(), {metric: (weights * values).sum() for metric, values in found.items()}
 
 
 def entropy_bonus(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
