@@ -10,9 +10,11 @@ from tests.support.small_run import clips_run
 from vlm_pg.data.records import read_records, write_records
 
 
-def supervised_run(folder: Path, questions: int = 3, clips: int = 8, **sections: dict[str, Any]) -> Path:
+def supervised_run(
+    folder: Path, questions: int = 3, clips: int = 8, pairs: bool = False, **sections: dict[str, Any]
+) -> Path:
     """A configuration in ``folder`` that trains on ``questions`` records on each clip; the file has clip after clip,
-    first all first questions. The last one of each clip is a conversation."""
+    first all first questions. The last one of each clip is a conversation; or all are preference ``pairs``."""
     config = clips_run(folder, train=clips, evaluation=4, **sections)
     samples, _ = read_records(folder / "clips" / "train.jsonl")
     records = []
@@ -22,7 +24,9 @@ def supervised_run(folder: Path, questions: int = 3, clips: int = 8, **sections:
                 sample, sample_id=f"{sample.sample_id}-{number}", question=f"{sample.question} {'now ' * number}"
             )
             thought = f"<think> red blue {'white ' * number}</think>"
-            if number == questions - 1:
+            if pairs:
+                one = replace(one, process=thought, rejected=f"<think>green</think> {'yes ' * number}")
+            elif number == questions - 1:
                 one = replace(one, turns=(f"{thought} yes", "And then?", "blue, then white"), answer="", options=())
                 one = replace(one, answer_kind="free_form")
             else:
@@ -32,7 +36,7 @@ def supervised_run(folder: Path, questions: int = 3, clips: int = 8, **sections:
     return config
 
 
-def sft(folder: Path, **training: Any) -> dict[str, dict[str, Any]]:
+def sections_of(objective: str, folder: Path, **training: Any) -> dict[str, dict[str, Any]]:
     """Sections of ``supervised_run``."""
     return {
         "run": {"resume": "auto"},
@@ -40,5 +44,5 @@ def sft(folder: Path, **training: Any) -> dict[str, dict[str, Any]]:
         "media": {"min_pixels": 19600, "max_pixels": 19600},  # 100 visual tokens, else there is too little to share
         "prompt": {"max_prompt_tokens": 200},
         "rollout": {"num_generations": 8, "max_new_tokens": 60},
-        "training": {"objective": "sft", "prompts_per_step": 7, "micro_batch_tokens": 480, **training},
+        "training": {"objective": objective, "prompts_per_step": 7, "micro_batch_tokens": 480, **training},
     }

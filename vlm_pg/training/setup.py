@@ -308,7 +308,8 @@ def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Ne
 
 @dataclass(frozen=True)
 class BatchParts:
-    """Parts of a run that batches are made with, beside its engine and reference."""
+    """Parts of a run that batches are made with, beside its engine and reference; ``reference_logprobs``: as in
+    ``Progress``."""
 
     stream: QuestionStream
     samples: Sequence[Sample]
@@ -317,6 +318,7 @@ class BatchParts:
     phases: Phases
     stop: StopRequest
     warn: Callable[[str], None]
+    reference_logprobs: dict[str, list[float]]
 
 
 def make_batches(config: RunConfig, engine: Engine, reference: ScoringPolicy | None, parts: BatchParts) -> Batches:
@@ -326,7 +328,9 @@ def make_batches(config: RunConfig, engine: Engine, reference: ScoringPolicy | N
         from vlm_pg.training.supervised import PairBatches, SupervisedBatches
 
         of_all = config, engine, parts.stream, parts.phases
-        return SupervisedBatches(*of_all) if reference is None else PairBatches(*of_all, reference)
+        if reference is None:
+            return SupervisedBatches(*of_all)
+        return PairBatches(*of_all, reference, parts.reference_logprobs)
     sampler = make_sampler(config, engine, parts.samples, parts.run_folder, parts.stop, parts.warn)
     control = make_control_sampler(config, engine.policy, sampler, should_stop)
     scorer = None

@@ -5,6 +5,7 @@ The update does the rest: questions on one video, and both responses of a pair, 
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -94,17 +95,26 @@ class SupervisedBatches(Batches):
 class PairBatches(SupervisedBatches):
     """Chosen and rejected response are the two rollouts of a group, with the reference's log-probabilities.
 
-    The reference scores both behind one prompt. What it gave is kept where there is more than one epoch.
+    The reference scores both behind one prompt, and each pair once.
+
+    Args:
+        known: of pairs scored before, by sample id: log-probabilities of chosen and rejected response. Grows where
+            there is more than one epoch.
     """
 
     def __init__(
-        self, config: RunConfig, engine: Engine, stream: QuestionStream, phases: Phases, reference: ScoringPolicy
+        self,
+        config: RunConfig,
+        engine: Engine,
+        stream: QuestionStream,
+        phases: Phases,
+        reference: ScoringPolicy,
+        known: dict[str, list[float]],
     ):
         super().__init__(config, engine, stream, phases)
-        self._reference = reference
+        self._reference, self._known = reference, known
         self._scorer = PolicyScorer(reference, config.rollout.prefill_tokens)
         self._keeps = config.training.steps * config.training.prompts_per_step > stream.num_samples
-        self._kept: dict[str, tuple[torch.Tensor, ...]] = {}
 
     def _rollouts(self, sample: Sample, prompt: Prompt) -> tuple[Rollout, ...]:
         if not sample.rejected:
@@ -117,18 +127,28 @@ class PairBatches(SupervisedBatches):
         return self._responses.build(sample, prompt), self._responses.build(rejected, prompt)
 
     def _scored(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        new = [group for group in groups if group.sample.sample_id not in self._kept]
+        new = [group for group in groups if group.sample.sample_id not in self._known]
         score = self._scorer.score
         if self._engine.parallel is not None:
             score = partial(self._engine.parallel.score, self._scorer)
         with self._phases.timed("reference"), scoring_phase(self._reference), self._engine.gathered_parameters():
             found = score([group.response_group for group in new], 1.0)
-        scored = {group.sample.sample_id: tuple(one) for group, one in zip(new, found, strict=True)}
+        scored = {
+            group.sample.sample_id: [float(logprobs.sum()) for logprobs in of_pair]
+            for group, of_pair in zip(new, found, strict=True)
+        }
+        known = ChainMap(scored, self._known)
+        groups = [_with_logprobs(group, known[group.sample.sample_id]) for group in groups]
         if self._keeps:
-            self._kept |= scored
-        return [_with_logprobs(group, (self._kept | scored)[group.sample.sample_id]) for group in groups]
+            self._known |= scored
+        return groups
 
 
-def _with_logprobs(group: RolloutGroup, logprobs: Sequence[torch.Tensor]) -> RolloutGroup:
-    pairs = zip(group.rollouts, logprobs, strict=True)
-    return replace(group, rollouts=tuple(replace(rollout, rollout_logprobs=values) for rollout, values in pairs))
+def _with_logprobs(group: RolloutGroup, sums: Sequence[float]) -> RolloutGroup:
+    """With log-probabilities of whole responses, at their first tokens: the loss reads sums."""
+    rollouts = []
+    for rollout, of_response in zip(group.rollouts, sums, strict=True):
+        logprobs = torch.zeros(len(rollout.token_ids))
+        logprobs[0] = of_response
+        rollouts.append(replace(rollout, rollout_logprobs=logprobs))
+    return replace(group, rollouts=tuple(rollouts))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -51,7 +52,8 @@ CORE_WAIT = Metric("core_wait_share", "share of the step", "same")
 class Progress:
     """Counts in a checkpoint beside weights and optimizer state; random numbers derive from ``step``.
 
-    ``questions``: position in the data's order. ``updates``: of the optimizer.
+    ``questions``: position in the data's order. ``updates``: of the optimizer. ``reference_logprobs``: of preference
+    pairs, see ``PairBatches``.
     """
 
     step: int = 0
@@ -59,13 +61,15 @@ class Progress:
     updates: int = 0
     tokens_computed: float = 0.0
     tokens_repeated: float = 0.0
+    reference_logprobs: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, state: Mapping[str, Any], prompts_per_step: int) -> Progress:
         """From a checkpoint's state; one without counts is of a run in which every step was one update."""
         step = state["step"]
         questions, updates = state.get("questions", step * prompts_per_step), state.get("updates", step)
-        return cls(step, questions, updates, state.get("tokens_computed", 0.0), state.get("tokens_repeated", 0.0))
+        computed, repeated = state.get("tokens_computed", 0.0), state.get("tokens_repeated", 0.0)
+        return cls(step, questions, updates, computed, repeated, state.get("reference_logprobs", {}))
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ class Trainer:
         self._digests = dict(data.digests)
         question_at, should_stop = progress.questions, stop.between_tokens
         self.stream = QuestionStream(config, data, question_at, self._record_bad, engine.ranks, should_stop)
-        parts = BatchParts(self.stream, data.samples, rewarder, folder.path, phases, stop, console.warn)
+        known = progress.reference_logprobs
+        parts = BatchParts(self.stream, data.samples, rewarder, folder.path, phases, stop, console.warn, known)
         self.batches = make_batches(config, engine, reference, parts)
         in_loss = config.algorithm.kl_in == "loss" and config.training.objective == "rl"
         self._reference_in_loss = reference if in_loss else None
@@ -308,6 +313,7 @@ class Trainer:
                 "updates": progress.updates,
                 "tokens_computed": progress.tokens_computed,
                 "tokens_repeated": progress.tokens_repeated,
+                "reference_logprobs": dict(ChainMap(*gather_objects(progress.reference_logprobs))),
                 "seconds": self.phases.seconds,
                 "settings": checkpoint_settings(self.config),
                 "data": self._digests,
