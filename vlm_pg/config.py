@@ -18,7 +18,7 @@ import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from vlm_pg.algorithms.pruning import num_kept
-from vlm_pg.algorithms.settings import AlgorithmSettings, PreferenceSettings
+from vlm_pg.algorithms.settings import AlgorithmSettings, DistillationSettings, PreferenceSettings
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.config_files import COMMAND_LINE, ConfigTree, apply_override, describe, read_tree
 from vlm_pg.data.settings import DataSettings
@@ -76,6 +76,7 @@ class RunConfig(Settings):
     reward: RewardSettings = Field(default_factory=RewardSettings)
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
     preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
+    distillation: DistillationSettings = Field(default_factory=DistillationSettings)
     training: TrainingSettings
     eval: EvalSettings = Field(default_factory=EvalSettings)
     observe: ObserveSettings = Field(default_factory=ObserveSettings)
@@ -332,25 +333,35 @@ def _objective_faults(config: RunConfig) -> list[str]:
             f"training.objective is {objective}, and section preference is for dpo. Leave that section out, or set "
             "training.objective=dpo."
         )
+    samples, teaches = objective in ("rl", "distill"), config.distillation.teacher is not None
+    if (objective == "distill" and not teaches) or (not samples and teaches):
+        problems.append(
+            f"training.objective is {objective} and distillation.teacher is {config.distillation.teacher}. A teacher "
+            "is needed for distill, may be given with rl, and reads no records' responses. Set "
+            "training.objective=distill and distillation.teacher=PATH, or leave both out."
+        )
+    elif not teaches and config.distillation != DistillationSettings():
+        problems.append(
+            "Section distillation has settings and no teacher. Set distillation.teacher=PATH, or leave them out."
+        )
     if objective == "rl":
         return problems
     usual = RolloutSettings()
     changed = {f"algorithm.{name}": value for name, (value, _) in algorithm.differences_from_preset.items()}
     changed |= {"algorithm.preset": algorithm.preset} if algorithm.preset else {}
-    if objective == "sft":
+    if objective != "dpo":
         changed.pop("algorithm.loss_average", None)
-    changed |= {
-        f"rollout.{name}": getattr(rollout, name)
-        for name in _OF_ROLLOUTS
-        if getattr(rollout, name) != getattr(usual, name)
-    }
+    unread = ("logprobs",) if samples else _OF_ROLLOUTS
+    differing = [name for name in unread if getattr(rollout, name) != getattr(usual, name)]
+    changed |= {f"rollout.{name}": getattr(rollout, name) for name in differing}
     if changed:
         problems.append(
-            f"training.objective is {objective}, which trains on records' own responses and samples no rollouts, and "
+            f"training.objective is {objective}, which trains on "
+            f"{'a teacher and no rewards' if samples else 'records own responses and samples no rollouts'}, and "
             f"{', '.join(f'{key}={value}' for key, value in changed.items())} is for rl. Leave that out, or set "
             "training.objective=rl."
         )
-    if config.training.keep_best == "reward":
+    if config.training.keep_best == "reward" and not samples:
         problems.append(
             f"training.keep_best is reward, and training.objective={objective} has none. Set "
             "training.keep_best=eval/accuracy or null."

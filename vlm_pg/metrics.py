@@ -32,6 +32,7 @@ class Chart:
 
 # Of supervised training.
 NLL_CHART = Chart("Negative log-likelihood of responses", 1)
+DISTILLATION_CHART = Chart("Divergence from the teacher", 2)
 # Of preference pairs.
 PREFERENCE_CHART = Chart("Pairs ordered as preferred", 2, as_percent=True)
 # A report names those of them that a run lacks.

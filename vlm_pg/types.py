@@ -362,6 +362,17 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class TopTokens:
+    """The most probable tokens at each position of a response, under a teacher.
+
+    ``token_ids`` int64 [R, k]; ``logprobs`` float32 [R, k], nats, over the whole vocabulary.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+
+
+@dataclass(frozen=True)
 class RewardBreakdown:
     """Rewards of one rollout. ``total`` is None ("no value") when a part that counts could not be computed.
 
@@ -386,6 +397,7 @@ class RolloutGroup:
     ``order``: index of the question among those of its step, in data order.
     ``reference_features``: of a reference model with a tower of its own, once that tower has run.
     ``is_pair``: the rollouts are the chosen and the rejected response of a preference pair.
+    ``teacher``: of each rollout, where a teacher is distilled.
     """
 
     sample: Sample
@@ -400,6 +412,7 @@ class RolloutGroup:
     order: int = 0
     reference_features: VisualFeatures | None = None
     is_pair: bool = False
+    teacher: tuple[TopTokens, ...] = ()
 
     @property
     def units(self) -> tuple[tuple[int, ...], ...]:
@@ -437,7 +450,7 @@ class RolloutGroup:
 
     def only(self, indices: Sequence[int]) -> RolloutGroup:
         """The group with some of its rollouts, and all that belongs to them."""
-        of_rollouts = ("rollouts", "rewards", "advantages", "token_advantages", "kept", "trainer_logprobs")
+        of_rollouts = ("rollouts", "rewards", "advantages", "token_advantages", "kept", "trainer_logprobs", "teacher")
         values: dict[str, Any] = {name: getattr(self, name) for name in of_rollouts}
         values = {name: tuple(of[index] for index in indices) for name, of in values.items() if of}
         return replace(self, **values)

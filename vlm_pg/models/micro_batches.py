@@ -111,6 +111,15 @@ class Streams:
         batches = self.passes if self.prefixes is None else (self.prefixes, *self.passes)
         return sum(batch.num_tokens for batch in batches if batch.recorded is not None)
 
+    def reading(self, token_ids: Sequence[Tensor]) -> Streams:
+        """The same streams, of whose first passes log-probabilities of further tokens [R, k] are read at every target;
+        these passes compute their forward."""
+        passes: list[Any] = list(self.passes)
+        for number, ids in enumerate(token_ids):
+            targets = torch.cat([passes[number].targets[:, None], ids], 1)
+            passes[number] = replace(passes[number], targets=targets, recorded=None)
+        return replace(self, passes=tuple(passes))
+
     def num_tokens(self, passes: int) -> int:
         """Tokens computed for the prompts and the first ``passes`` passes."""
         prefixes = 0 if self.prefixes is None else self.prefixes.num_tokens

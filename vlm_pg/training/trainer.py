@@ -15,6 +15,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, ServerError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
+from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.observe.console import Console, generation_line, sharing_line
 from vlm_pg.observe.logs import MetricsLog, RolloutsLog
@@ -105,6 +106,7 @@ class Trainer:
         config: RunConfig,
         engine: Engine,
         reference: ScoringPolicy | None,
+        teacher: Policy | None,
         data: TrainingData,
         rewarder: Rewarder,
         progress: Progress,
@@ -128,7 +130,7 @@ class Trainer:
         self.stream = QuestionStream(config, data, question_at, self._record_bad, engine.ranks, should_stop)
         known = progress.reference_logprobs
         parts = BatchParts(self.stream, data.samples, rewarder, folder.path, phases, stop, console.warn, known)
-        self.batches = make_batches(config, engine, reference, parts)
+        self.batches = make_batches(config, engine, reference, teacher, parts)
         in_loss = config.algorithm.kl_in == "loss" and config.training.objective == "rl"
         self._reference_in_loss = reference if in_loss else None
         if config.training.balance and engine.parallel is not None:
