@@ -18,12 +18,12 @@ from tests.support.supervised import sections_of, supervised_run
 LAST = f"checkpoints/step-{STEPS:06d}/model.safetensors"
 
 
-@pytest.fixture(scope="module", params=["sft", "dpo"])
+@pytest.fixture(scope="module", params=["sft", "dpo", "distill"])
 def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """With the uninterrupted run of one process; of pairs in its second epoch from the third step on."""
     path, objective = tmp_path_factory.mktemp(request.param), request.param
     sections = sections_of(objective, path, checkpoint_every=1, keep_checkpoints=9)
-    supervised_run(path, pairs=objective == "dpo", clips=8 if objective == "sft" else 4, **sections)
+    supervised_run(path, pairs=objective != "sft", clips=8 if objective == "sft" else 4, **sections)
     assert train_here(path / "run.yaml", f"run.dir={path / 'whole'}").code == 0
     return path
 
@@ -69,6 +69,8 @@ def test_two_processes_train_what_one_trains(folder: Path, tmp_path: Path, overr
 def test_a_step_encodes_a_video_once(folder: Path) -> None:
     """Seven questions of a step are on three clips at most, whatever the order of the file."""
     for line in read_lines(folder / "whole" / "metrics.jsonl"):
-        assert line["groups"] == 7 and line["questions_sharing"] >= 6
-        assert ("nll" in line) == (folder.name[:3] == "sft") and ("preference/margin" in line) == ("nll" not in line)
-        assert "nll" not in line or line["trained_tokens_mean"] < line["response_tokens_mean"]
+        names = {"sft": "nll", "dpo": "preference/margin", "distill": "distillation/divergence"}
+        objective = folder.name.rstrip("0123456789")
+        assert [name in line for name in names.values()] == [name == objective for name in names]
+        assert line["groups"] == 7 and (line["questions_sharing"] >= 6 or objective == "distill")
+        assert objective != "sft" or line["trained_tokens_mean"] < line["response_tokens_mean"]

@@ -6,8 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+
+from tests.support.runs import ROOT
 from tests.support.small_run import clips_run
 from vlm_pg.data.records import read_records, write_records
+
+TINY = ROOT / "assets/tiny-qwen2_5-vl"
 
 
 def supervised_run(
@@ -37,12 +43,29 @@ def supervised_run(
 
 
 def sections_of(objective: str, folder: Path, **training: Any) -> dict[str, dict[str, Any]]:
-    """Sections of ``supervised_run``."""
-    return {
+    """Sections of ``supervised_run``; the teacher of distill is the shipped model with noise."""
+    others: dict[str, Any] = {}
+    rollout: dict[str, Any] = {"num_generations": 8, "max_new_tokens": 60}
+    if objective == "distill":
+        others = {"distillation": {"teacher": str(save_teacher(folder / "teacher")), "top_k": 12}}
+        rollout = {"num_generations": 3, "max_new_tokens": 12}
+    return others | {
         "run": {"resume": "auto"},
         "data": {"train": str(folder / "clips" / "cot.jsonl")},
         "media": {"min_pixels": 19600, "max_pixels": 19600},  # 100 visual tokens, else there is too little to share
         "prompt": {"max_prompt_tokens": 200},
-        "rollout": {"num_generations": 8, "max_new_tokens": 60},
+        "rollout": rollout,
         "training": {"objective": objective, "prompts_per_step": 7, "micro_batch_tokens": 480, **training},
     }
+
+
+def save_teacher(folder: Path) -> Path:
+    """The shipped tiny model with noise on its weights."""
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(TINY)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * weight.std() * torch.randn(weight.shape, generator=generator))
+    model.save_pretrained(folder)
+    Qwen2_5_VLProcessor.from_pretrained(TINY).save_pretrained(folder)
+    return folder

@@ -272,7 +272,7 @@ class _Run:
         config, trainer = self.config, None
         with suppress(InterruptedError):
             source = self.sources.for_training(
-                config.data.prompt_cache_mb * 2**20, config.training.objective in ("rl", "distill")
+                config.data.prompt_cache_mb * 2**20, config.training.objective == "rl"
             )
             trainer = Trainer(
                 config,
