@@ -48,7 +48,7 @@ class Recipe:
     lookup_steps: int = 1000
     lookup_learning_rate: float = 2e-3
     lookup_nats: float = 0.02
-    video_steps: int = 120
+    video_steps: int = 150
     video_learning_rate: float = 5e-4
     target_accuracy: float = 0.43
     highest_accuracy: float = 0.50
