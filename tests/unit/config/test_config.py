@@ -212,6 +212,30 @@ DIVIDED = "rollout.divide_prefix=always training.sequence_parallel"
             "samples no rollouts, and algorithm.preset=dapo, rollout.num_generations=4 is for rl.",
             "training.objective=rl",
         ),
+        ("preference.beta=0.2", "is rl, and section preference is for dpo.", "training.objective=dpo"),
+        (
+            "training.objective=dpo training.micro_batch_tokens=17152",
+            "with both responses of a pair (rollout.max_new_tokens each) may need 17920",
+            "training.micro_batch_tokens=17920",
+        ),
+        ("training.objective=dpo model.share_prefix=false", "computed behind one prompt.", "model.share_prefix=true"),
+        (
+            "training.objective=dpo algorithm.loss_average=sequence_mean",
+            "and algorithm.loss_average=sequence_mean is for rl.",
+            "algorithm.loss_average=token_mean",
+        ),
+        ("training.objective=distill", "is distill and distillation.teacher is None.", "distillation.teacher=t"),
+        (
+            "training.objective=sft distillation.teacher=t",
+            "may be given with rl, and reads no records' responses.",
+            "training.objective=distill",
+        ),
+        ("distillation.top_k=3", "has settings and no teacher.", "distillation.teacher=t"),
+        (
+            "training.objective=distill distillation.teacher=t algorithm.kl_coef=0.1 rollout.logprobs=recompute",
+            "trains on a teacher and no rewards, and algorithm.kl_coef=0.1, rollout.logprobs=recompute is for rl.",
+            "training.objective=rl",
+        ),
         (
             "training.objective=sft algorithm.loss_average=sequence_mean algorithm.kl_coef=0.1",
             "samples no rollouts, and algorithm.kl_coef=0.1 is for rl.",
