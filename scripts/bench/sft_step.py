@@ -282,7 +282,7 @@ def _trainer(case: SupervisedCase, answer_logits: bool) -> Steps:
         "/tmp/vlm-pg-bench-trainer", max_steps=case.updates, per_device_train_batch_size=len(case.groups),
         learning_rate=TRAINING.learning_rate, adam_beta1=TRAINING.betas[0], adam_beta2=TRAINING.betas[1],
         adam_epsilon=TRAINING.adam_epsilon, weight_decay=TRAINING.weight_decay, max_grad_norm=TRAINING.max_grad_norm,
-        optim="adamw_torch", lr_scheduler_type="constant", gradient_checkpointing=False, logging_steps=1,
+        optim="adamw_torch", lr_scheduler_type="constant", logging_steps=1,
         save_strategy="no", report_to=[], disable_tqdm=True, remove_unused_columns=False, dataloader_pin_memory=False,
         use_cpu=case.device.type == "cpu",
     )  # fmt: skip
@@ -316,7 +316,9 @@ class SupervisedRun(PointsRun[SupervisedPoint]):
     @classmethod
     def parser(cls) -> Any:
         parser = super().parser()
-        parser.add_argument("--checkpointing", action="store_true", help="recompute activations, all but Trainer")
+        parser.add_argument(
+            "--checkpointing", action="store_true", help="recompute activations in backward, all contestants"
+        )
         return parser
 
     @classmethod
