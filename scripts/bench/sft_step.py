@@ -5,10 +5,10 @@
 
 Point P,Q,R,V,N: Q questions of 32 text tokens behind a prefix of P tokens, an answer of R tokens to each, on V videos
 (1: all share it; Q: each has its own; 0: all share a text), N optimizer steps (1). Of a prefix with a video all but 64
-to 127 tokens are visual; the tower is a stub and frozen. Every run starts from the same weights and a new AdamW; its
-steps' losses and gradient norms are compared before anything is timed. Only steps are timed: visual features, packing,
-forward, backward, clipping and AdamW. ``transformers-trainer`` runs ``Trainer.train()``, whose callbacks time its steps
-without its data loading.
+to 127 tokens are visual; the tower is a stub and frozen. Every run starts from the same weights and a new AdamW. The
+last step's loss and gradient norm are compared before anything is timed. Timed are steps: visual features, packing,
+forward, backward, clipping and AdamW. ``trainer`` runs ``Trainer.train()``, whose callbacks time its steps without its
+data loading.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.case import SPECIAL_IDS, STUB_TOWER, ModelCase, Spec, best_attention, random_model, set_attention
 from vlm_pg.bench.runner import Contestant, PointsRun, gib_words
-from vlm_pg.bench.step_case import target_logprobs
+from vlm_pg.bench.step_case import check_agreement, target_logprobs
 from vlm_pg.bench.work import Point, parse_points, repeated_work, shared_work
 from vlm_pg.errors import ConfigError
 from vlm_pg.models.loading import DTYPES, make_policy
@@ -125,6 +125,8 @@ class SupervisedCase(ModelCase):
             prompt = prompt_from_processor(
                 {"input_ids": ids, "mm_token_type_ids": types, **media}, policy.positions, str(index)
             )
+            # Questions on one video share its pixels.
+            prompt = replace(prompt, pixel_values=media.get("pixel_values_videos"))
             sample = Sample(str(index), "?", (), (), "A", "exact", "bench", "bench")
             rollout = Rollout(answer, torch.zeros(len(answer)), "stop")
             groups.append(RolloutGroup(sample, prompt, (rollout,), 0, advantages=(1.0,), order=index))
@@ -137,19 +139,15 @@ class SupervisedCase(ModelCase):
         self.forget()
         return contestant(self)
 
-    def outcome(self, result: Steps) -> dict[str, list[float]]:
-        return {key: [one[key] for one in result] for key in ("loss", "gradient_norm")}
+    def outcome(self, result: Steps) -> dict[str, float]:
+        return {key: result[-1][key] for key in ("loss", "gradient_norm")}
 
     def time(self, contestant: Callable[[SupervisedCase], Steps]) -> dict[str, float]:
         steps = self.run(contestant)
         return {key: sum(one[key] for one in steps) for key in ("seconds", "cpu_seconds")}
 
     def agreement(self, outcomes: Mapping[str, Any], dtype: str) -> dict[str, dict[str, Any]]:
-        first = next(iter(outcomes.values()))
-        for name, found in outcomes.items():
-            for key, values in found.items():
-                if not all(map(partial(math.isclose, rel_tol=TOLERANCE), values, first[key])):
-                    raise RuntimeError(f"The contestants disagree: {key} is {first[key]}, and {values} for {name}.")
+        check_agreement(outcomes, TOLERANCE)
         return dict(outcomes)
 
     def forget(self) -> None:
@@ -189,23 +187,28 @@ def _prefix(policy: Policy, point: SupervisedPoint, draw: torch.Generator) -> tu
 
 def _ours(case: SupervisedCase, share: bool = True, chunked: bool = False) -> Steps:
     set_attention(case, ATTENTION_NAME)
-    settings = case.policy.settings.model_copy(update={"share_prefix": share, "vision_cache_mb": 0})
-    engine = TorchEngine(Policy(case.model, None, case.policy.family, settings), TRAINING)
+    of_model = case.policy.settings.model_copy(update={"share_prefix": share, "vision_cache_mb": 0})
+    engine = TorchEngine(Policy(case.model, None, case.policy.family, of_model), TRAINING)
     longest = max(group.prompt.num_tokens + len(group.rollouts[0].token_ids) for group in case.groups)
     budget = longest * len(case.groups) if share else longest
     if chunked:  # all prompts of one video, and one answer
         budget = longest + QUESTION_TOKENS * (len(case.groups) - 1)
     update = Update(case.groups, TRAINING.learning_rate)
+    settings = UpdateSettings(AlgorithmSettings(), budget, objective="sft")
+
+    def one_step() -> dict[str, float]:
+        metrics = update_policy(engine, None, update, settings)
+        return {"loss": metrics["loss"], "gradient_norm": metrics["grad_norm"]}
+
+    return _timed_steps(case, one_step)
+
+
+def _timed_steps(case: SupervisedCase, one_step: Callable[[], dict[str, float]]) -> Steps:
     steps: Steps = []
     for _ in range(case.updates):
-        metrics: dict[str, float] = {}
-        seconds = case.timed(
-            lambda m=metrics: m.update(  # type: ignore[misc]
-                update_policy(engine, None, update, UpdateSettings(AlgorithmSettings(), budget, objective="sft"))
-            )
-        )
-        kept = {"loss": metrics["loss"], "gradient_norm": metrics["grad_norm"]}
-        steps.append(kept | seconds | {"micro_batches": metrics["micro_batches"]})
+        found: dict[str, float] = {}
+        seconds = case.timed(lambda found=found: found.update(one_step()))  # type: ignore[misc]
+        steps.append(found | seconds)
     return steps
 
 
@@ -227,28 +230,25 @@ def transformers_one_by_one(case: SupervisedCase) -> Steps:
     optimizer = torch.optim.AdamW(
         _trained(case.model), TRAINING.learning_rate, TRAINING.betas, TRAINING.adam_epsilon, TRAINING.weight_decay
     )
-    count, steps = sum(map(len, case.answers)), []
-    for _ in range(case.updates):
-        found = {"loss": 0.0}
+    count = sum(map(len, case.answers))
 
-        def update(found: dict[str, float] = found) -> None:
-            for group, answer in zip(case.groups, case.answers, strict=True):
-                inputs = _inputs(group.prompt, answer)
-                inputs |= {"input_ids": inputs["input_ids"][:, :-1], "position_ids": inputs["position_ids"][..., :-1]}
-                inputs = {name: value.to(case.device) for name, value in inputs.items()}
-                logits = case.model(**inputs, logits_to_keep=len(answer), use_cache=False).logits[0]
-                loss = -target_logprobs(logits, answer.to(case.device)).sum() / count
-                del logits
-                loss.backward()
-                found["loss"] += loss.item()
-            norm = torch.nn.utils.clip_grad_norm_(_trained(case.model), TRAINING.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad()
-            found["gradient_norm"] = norm.item()
+    def one_step() -> dict[str, float]:
+        total = 0.0
+        for group, answer in zip(case.groups, case.answers, strict=True):
+            inputs = _inputs(group.prompt, answer)
+            inputs |= {"input_ids": inputs["input_ids"][:, :-1], "position_ids": inputs["position_ids"][..., :-1]}
+            inputs = {name: value.to(case.device) for name, value in inputs.items()}
+            logits = case.model(**inputs, logits_to_keep=len(answer), use_cache=False).logits[0]
+            loss = -target_logprobs(logits, answer.to(case.device)).sum() / count
+            del logits
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(_trained(case.model), TRAINING.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"loss": total, "gradient_norm": norm.item()}
 
-        seconds = case.timed(update)
-        steps.append(found | seconds)
-    return steps
+    return _timed_steps(case, one_step)
 
 
 def _trainer(case: SupervisedCase, answer_logits: bool) -> Steps:
