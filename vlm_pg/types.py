@@ -415,12 +415,6 @@ class RolloutGroup:
     teacher: tuple[TopTokens, ...] = ()
 
     @property
-    def units(self) -> tuple[tuple[int, ...], ...]:
-        """The rollouts that must be in one pass: both of a pair, else each for itself."""
-        indices = tuple(range(len(self.rollouts)))
-        return (indices,) if self.is_pair else tuple((index,) for index in indices)
-
-    @property
     def rollout_weights(self) -> tuple[float, ...]:
         """Weight of each rollout in the loss."""
         return self.kept or (1.0,) * len(self.rollouts)
@@ -454,6 +448,12 @@ class RolloutGroup:
         values: dict[str, Any] = {name: getattr(self, name) for name in of_rollouts}
         values = {name: tuple(of[index] for index in indices) for name, of in values.items() if of}
         return replace(self, **values)
+
+
+def rollout_units(num_rollouts: int, is_pair: bool) -> tuple[tuple[int, ...], ...]:
+    """The rollouts of a group that must be in one pass: both of a pair, else each for itself."""
+    indices = tuple(range(num_rollouts))
+    return (indices,) if is_pair else tuple((index,) for index in indices)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, pack_chu
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.prompt_tree import shared_tokens
 from vlm_pg.models.stream_share import Division, StreamShare
-from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures
+from vlm_pg.types import ResponseGroup, RolloutGroup, VisualFeatures, rollout_units
 
 # Loss of one pass: its number, log-probabilities and entropies of its response tokens, fp32 [R].
 PassLoss = Callable[[int, Tensor, Tensor], Tensor]
@@ -76,7 +76,7 @@ def plan_groups(groups: Sequence[RolloutGroup], token_budget: int, share: bool) 
         return common[i][j]
 
     prompts = [group.prompt.num_tokens for group in groups]
-    units = [group.units for group in groups]
+    units = [rollout_units(len(group.rollouts), group.is_pair) for group in groups]
     responses = [
         [sum(len(group.rollouts[index].token_ids) - 1 for index in unit) for unit in of_group]
         for group, of_group in zip(groups, units, strict=True)

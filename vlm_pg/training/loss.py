@@ -92,7 +92,9 @@ class GroupLoss:
             logprobs, of_teacher = logprobs[:, 0], logprobs[:, 1:]
         pieces, ref_logprobs = passes[number], None if of_reference is None else of_reference[number]
         rollouts = [(piece.group, index) for piece in pieces for index in piece.responses]
-        if (trained := self._trained_tokens(rollouts)) is not None:
+        trained = trained_tokens([self.groups[group].rollouts[index] for group, index in rollouts])
+        if trained is not None:
+            trained = trained.to(self.policy.device, non_blocking=True)
             logprobs, entropies = logprobs[trained], entropies[trained]
             of_teacher = None if of_teacher is None else of_teacher[trained]
             ref_logprobs = None if ref_logprobs is None else ref_logprobs[trained]
@@ -122,15 +124,6 @@ class GroupLoss:
         """int64 [R, k] of a pass over these rollouts: the teacher's tokens."""
         found = [self.groups[piece.group].teacher[index].token_ids for piece in pieces for index in piece.responses]
         return torch.cat(found).to(self.policy.device, non_blocking=True)
-
-    def _trained_tokens(self, rollouts: Sequence[tuple[int, int]]) -> torch.Tensor | None:
-        """int64 indices of the pass's tokens that have a loss; None: all."""
-        members = [self.groups[group].rollouts[index] for group, index in rollouts]
-        if all(rollout.loss_mask is None for rollout in members):
-            return None
-        everything = (torch.ones(len(rollout.token_ids), dtype=torch.bool) for rollout in members)
-        masks = [all_ if r.loss_mask is None else r.loss_mask for r, all_ in zip(members, everything, strict=True)]
-        return torch.cat(masks).nonzero()[:, 0].to(self.policy.device, non_blocking=True)
 
     def _tokens(
         self,
@@ -183,6 +176,15 @@ class GroupLoss:
     def _on_device(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """Joined, without a synchronization of the device."""
         return torch.cat(list(values)).to(self.policy.device, non_blocking=True)
+
+
+def trained_tokens(rollouts: Sequence[Rollout]) -> torch.Tensor | None:
+    """int64 indices of the tokens that have a loss among those of all rollouts; None: all."""
+    if all(rollout.loss_mask is None for rollout in rollouts):
+        return None
+    everything = (torch.ones(len(rollout.token_ids), dtype=torch.bool) for rollout in rollouts)
+    masks = [all_ if one.loss_mask is None else one.loss_mask for one, all_ in zip(rollouts, everything, strict=True)]
+    return torch.cat(masks).nonzero()[:, 0]
 
 
 def _trained(rollout: Rollout, values: torch.Tensor) -> torch.Tensor:

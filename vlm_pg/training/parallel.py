@@ -43,7 +43,7 @@ from vlm_pg.rollout.engine import RolloutEngine, stop_token_ids
 from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.training.groups import Update, trains
 from vlm_pg.training.step_features import FeatureExchange, FeatureTransfer, StepFeatures
-from vlm_pg.types import Prompt, RecordedForward, RecordedRows, ResponseGroup, Rollout, RolloutGroup
+from vlm_pg.types import Prompt, RecordedForward, RecordedRows, ResponseGroup, Rollout, RolloutGroup, rollout_units
 
 # Number of a group over all ranks, and indices of some of its rollouts.
 GroupPart = tuple[int, tuple[int, ...]]
@@ -272,7 +272,8 @@ class _GroupInfo:
     @classmethod
     def of(cls, group: RolloutGroup, data_rank: int) -> _GroupInfo:
         weights, prompt = group.rollout_weights, group.prompt
-        trained = tuple(unit for unit in group.units if all(weights[index] for index in unit))
+        units = rollout_units(len(weights), group.is_pair)
+        trained = tuple(unit for unit in units if all(weights[index] for index in unit))
         untrained = tuple(index for index, weight in enumerate(weights) if not weight)
         responses = tuple(sum(len(group.rollouts[index].token_ids) - 1 for index in unit) for unit in trained)
         work = GroupWork(prompt.num_tokens, responses, media_key=prompt.content_key, rank=data_rank)
