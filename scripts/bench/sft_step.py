@@ -24,6 +24,7 @@ from typing import Any, Self
 import torch
 
 from scripts.bench import run
+from vlm_pg.algorithms.losses import nll
 from vlm_pg.algorithms.settings import AlgorithmSettings
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.case import SPECIAL_IDS, STUB_TOWER, ModelCase, Spec, best_attention, random_model, set_attention
@@ -194,7 +195,8 @@ def _ours(case: SupervisedCase, share: bool = True, chunked: bool = False) -> St
     if chunked:  # all prompts of one video, and one answer
         budget = longest + QUESTION_TOKENS * (len(case.groups) - 1)
     update = Update(case.groups, TRAINING.learning_rate)
-    settings = UpdateSettings(AlgorithmSettings(), budget, objective="sft")
+    algorithm = AlgorithmSettings()
+    settings = UpdateSettings(algorithm, budget, objective_loss=partial(nll, settings=algorithm))
 
     def one_step() -> dict[str, float]:
         metrics = update_policy(engine, None, update, settings)
