@@ -29,7 +29,7 @@ exit codes:
   2    something you can put right: a setting, a file, a model (one message, no traceback)
   75   another process of the run has gone or failed; one message says which
   130  stopped by Ctrl-C; `train` has written a checkpoint, from which run.resume=auto goes on (after SIGTERM and
-       SIGUSR1 it has, too, and ends with 0); the same `eval` goes on where it was
+       SIGUSR1 it has, too, and ends with 0); the same `eval` or `sample` goes on where it was
 """
 _EVAL_EPILOG = """\
 settings that are often given:

@@ -98,6 +98,8 @@ def _sample(config: RunConfig, folder: Path, ranks: RankLayout) -> None:
             parts.mkdir(parents=True, exist_ok=True)
             log = None
             if ranks.is_rank0:
+                if any(parts.iterdir()):
+                    console.info("going on: questions were sampled before")
                 most, least_seen = data.max_bad_share, data.min_seen_for_bad_share
                 log = BadSampleLog(folder / "bad_samples.jsonl", most, least_seen, console.warn)
                 log.record_file(bad, len(found) + len(bad))
