@@ -18,7 +18,7 @@ import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from vlm_pg.algorithms.pruning import num_kept
-from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.algorithms.settings import AlgorithmSettings, DistillationSettings, PreferenceSettings
 from vlm_pg.cache.settings import CacheSettings
 from vlm_pg.config_files import COMMAND_LINE, ConfigTree, apply_override, describe, read_tree
 from vlm_pg.data.settings import DataSettings
@@ -75,6 +75,8 @@ class RunConfig(Settings):
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
     reward: RewardSettings = Field(default_factory=RewardSettings)
     algorithm: AlgorithmSettings = Field(default_factory=AlgorithmSettings)
+    preference: PreferenceSettings = Field(default_factory=PreferenceSettings)
+    distillation: DistillationSettings = Field(default_factory=DistillationSettings)
     training: TrainingSettings
     eval: EvalSettings = Field(default_factory=EvalSettings)
     observe: ObserveSettings = Field(default_factory=ObserveSettings)
@@ -95,7 +97,7 @@ class RunConfig(Settings):
         problems += _evaluation_faults(self.eval, self.data, self.training)
         problems += _weight_faults(self.model, self.training, self.cache)
         problems += _algorithm_faults(self.algorithm, self.rollout, self.training)
-        problems += _objective_faults(self.algorithm, self.rollout, self.training)
+        problems += _objective_faults(self)
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -322,25 +324,60 @@ def _algorithm_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, tr
 _OF_ROLLOUTS = ("engine", "num_generations", "temperature", "logprobs", "keep_forward_gb", "staleness", "in_flight")
 
 
-def _objective_faults(algorithm: AlgorithmSettings, rollout: RolloutSettings, training: TrainingSettings) -> list[str]:
-    """Settings of reinforcement learning beside another objective."""
-    if training.objective == "rl":
-        return []
-    usual = RolloutSettings()
-    set_here = [f"algorithm.{name}={value}" for name, (value, _) in algorithm.differences_from_preset.items()]
-    set_here = [one for one in set_here if not one.startswith("algorithm.loss_average=")]
-    set_here += [f"algorithm.preset={algorithm.preset}"] if algorithm.preset else []
-    differing = [name for name in _OF_ROLLOUTS if getattr(rollout, name) != getattr(usual, name)]
-    set_here += [f"rollout.{name}={getattr(rollout, name)}" for name in differing]
+def _objective_faults(config: RunConfig) -> list[str]:
+    """Settings of one objective beside another."""
+    objective, algorithm, rollout = config.training.objective, config.algorithm, config.rollout
     problems = []
-    if set_here:
+    if objective != "dpo" and config.preference != PreferenceSettings():
         problems.append(
-            f"training.objective is {training.objective}, which trains on records' own responses and samples no "
-            f"rollouts, and {', '.join(set_here)} is for rl. Leave that out, or set training.objective=rl."
+            f"training.objective is {objective}, and section preference is for dpo. Leave that section out, or set "
+            "training.objective=dpo."
         )
-    if training.keep_best == "reward":
+    samples, teaches = objective in ("rl", "distill"), config.distillation.teacher is not None
+    if (objective == "distill" and not teaches) or (not samples and teaches):
         problems.append(
-            f"training.keep_best is reward, and training.objective={training.objective} has none. Set "
+            f"training.objective is {objective} and distillation.teacher is {config.distillation.teacher}. A teacher "
+            "is needed for distill, may be given with rl, and reads no records' responses. Set "
+            "training.objective=distill and distillation.teacher=PATH, or leave both out."
+        )
+    elif not teaches and config.distillation != DistillationSettings():
+        problems.append(
+            "Section distillation has settings and no teacher. Set distillation.teacher=PATH, or leave them out."
+        )
+    if objective == "rl":
+        return problems
+    usual = RolloutSettings()
+    changed = {f"algorithm.{name}": value for name, (value, _) in algorithm.differences_from_preset.items()}
+    changed |= {"algorithm.preset": algorithm.preset} if algorithm.preset else {}
+    if objective != "dpo":
+        changed.pop("algorithm.loss_average", None)
+    unread = ("logprobs",) if samples else _OF_ROLLOUTS
+    differing = [name for name in unread if getattr(rollout, name) != getattr(usual, name)]
+    changed |= {f"rollout.{name}": getattr(rollout, name) for name in differing}
+    if changed:
+        problems.append(
+            f"training.objective is {objective}, which trains on "
+            f"{'a teacher and no rewards' if samples else 'records own responses and samples no rollouts'}, and "
+            f"{', '.join(f'{key}={value}' for key, value in changed.items())} is for rl. Leave that out, or set "
+            "training.objective=rl."
+        )
+    if config.training.keep_best == "reward" and not samples:
+        problems.append(
+            f"training.keep_best is reward, and training.objective={objective} has none. Set "
             "training.keep_best=eval/accuracy or null."
         )
+    if objective == "dpo":
+        longest = config.prompt.max_prompt_tokens + 2 * rollout.max_new_tokens
+        if config.training.micro_batch_tokens < longest:
+            problems.append(
+                f"training.micro_batch_tokens is {config.training.micro_batch_tokens}, but a prompt "
+                f"(prompt.max_prompt_tokens) with both responses of a pair (rollout.max_new_tokens each) may need "
+                f"{longest}, and they are computed together. Set training.micro_batch_tokens={longest} or more, or "
+                "lower the other two."
+            )
+        if not config.model.share_prefix:
+            problems.append(
+                "training.objective is dpo and model.share_prefix is false: both responses of a pair are computed "
+                "behind one prompt. Set model.share_prefix=true."
+            )
     return problems

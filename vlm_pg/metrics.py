@@ -32,6 +32,9 @@ class Chart:
 
 # Of supervised training.
 NLL_CHART = Chart("Negative log-likelihood of responses", 1)
+DISTILLATION_CHART = Chart("Divergence from the teacher", 2)
+# Of preference pairs.
+PREFERENCE_CHART = Chart("Pairs ordered as preferred", 2, as_percent=True)
 # A report names those of them that a run lacks.
 MAIN_CHARTS = (
     REWARD_CHART := Chart("Reward", 1),

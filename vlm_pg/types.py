@@ -362,6 +362,17 @@ class Rollout:
 
 
 @dataclass(frozen=True)
+class TopTokens:
+    """The most probable tokens at each position of a response, under a teacher.
+
+    ``token_ids`` int64 [R, k]; ``logprobs`` float32 [R, k], nats, over the whole vocabulary.
+    """
+
+    token_ids: torch.Tensor
+    logprobs: torch.Tensor
+
+
+@dataclass(frozen=True)
 class RewardBreakdown:
     """Rewards of one rollout. ``total`` is None ("no value") when a part that counts could not be computed.
 
@@ -385,6 +396,8 @@ class RolloutGroup:
     where they were recomputed before several updates.
     ``order``: index of the question among those of its step, in data order.
     ``reference_features``: of a reference model with a tower of its own, once that tower has run.
+    ``is_pair``: the rollouts are the chosen and the rejected response of a preference pair.
+    ``teacher``: of each rollout, where a teacher is distilled.
     """
 
     sample: Sample
@@ -398,6 +411,14 @@ class RolloutGroup:
     trainer_logprobs: tuple[torch.Tensor, ...] = ()
     order: int = 0
     reference_features: VisualFeatures | None = None
+    is_pair: bool = False
+    teacher: tuple[TopTokens, ...] = ()
+
+    @property
+    def units(self) -> tuple[tuple[int, ...], ...]:
+        """The rollouts that must be in one pass: both of a pair, else each for itself."""
+        indices = tuple(range(len(self.rollouts)))
+        return (indices,) if self.is_pair else tuple((index,) for index in indices)
 
     @property
     def rollout_weights(self) -> tuple[float, ...]:
@@ -429,7 +450,7 @@ class RolloutGroup:
 
     def only(self, indices: Sequence[int]) -> RolloutGroup:
         """The group with some of its rollouts, and all that belongs to them."""
-        of_rollouts = ("rollouts", "rewards", "advantages", "token_advantages", "kept", "trainer_logprobs")
+        of_rollouts = ("rollouts", "rewards", "advantages", "token_advantages", "kept", "trainer_logprobs", "teacher")
         values: dict[str, Any] = {name: getattr(self, name) for name in of_rollouts}
         values = {name: tuple(of[index] for index in indices) for name, of in values.items() if of}
         return replace(self, **values)

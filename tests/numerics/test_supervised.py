@@ -7,6 +7,7 @@ the tokens that the assistant wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.support.groups import (
 )
 from tests.support.tiny import FAMILY_NAMES, VL_FAMILY_NAMES
 from tests.support.training import RecordingEngine
+from vlm_pg.algorithms.losses import nll
 from vlm_pg.algorithms.settings import AlgorithmSettings, LossAverage
 from vlm_pg.models.policy import Policy
 from vlm_pg.training.groups import Update
@@ -85,7 +87,8 @@ def assert_equal(family: str, average: LossAverage, budget: int, train_vision: b
     loss = expected_loss(oracle, cases, groups, average)
     loss.backward()
     engine = RecordingEngine(policy, SETTINGS)
-    settings = UpdateSettings(AlgorithmSettings(loss_average=average), budget, objective="sft")
+    algorithm = AlgorithmSettings(loss_average=average)
+    settings = UpdateSettings(algorithm, budget, objective_loss=partial(nll, settings=algorithm))
     metrics = update_policy(engine, None, Update(groups, 1e-4), settings)
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     for name, parameter in policy.model.named_parameters():

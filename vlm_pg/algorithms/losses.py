@@ -8,15 +8,22 @@ Shape letters: R_total response tokens of a pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from vlm_pg.algorithms.settings import AlgorithmSettings, KlEstimator, LossAverage
-from vlm_pg.algorithms.tokens import LOG_RATIO_CLAMP, ResponseTokens, log_ratios
-from vlm_pg.metrics import KL_CHART, NLL_CHART, Chart, Metric
+from vlm_pg.algorithms.settings import (
+    AlgorithmSettings,
+    DistillationSettings,
+    KlEstimator,
+    LossAverage,
+    PreferenceSettings,
+)
+from vlm_pg.algorithms.tokens import LOG_RATIO_CLAMP, ResponseTokens, log_ratios, response_sums
+from vlm_pg.metrics import DISTILLATION_CHART, KL_CHART, NLL_CHART, PREFERENCE_CHART, Chart, Metric
 
 LossAndMetrics = tuple[torch.Tensor, dict[Metric, torch.Tensor]]
+TokenLoss = Callable[[ResponseTokens], LossAndMetrics]
 
 _CLIPPED = Chart("Clipped tokens", 12, as_percent=True)
 _EXTREMES = Chart("Extreme ratios", 13)
@@ -31,7 +38,14 @@ RATIO_MIN = Metric("ratio_min", "policy / rollout probability", "smallest", _EXT
 # k3 estimate of KL(behaviour || policy).
 BEHAVIOUR_KL = Metric("behaviour_kl", "nat per token")
 KL = Metric("kl", "nat per token", chart=KL_CHART)
+DIVERGENCE = Metric("distillation/divergence", "nat per token", chart=DISTILLATION_CHART)
 NLL = Metric("nll", "nat per token", chart=NLL_CHART)
+# Means over the pairs of an update, as sums of weighted parts. Rewards: beta * log(policy / reference) of a response.
+_IMPLICIT_REWARDS = Chart("Implicit rewards", 3)
+PAIRS_RIGHT = Metric("preference/accuracy", "share of pairs", "sum", PREFERENCE_CHART, over_updates="mean")
+MARGIN = Metric("preference/margin", "reward of chosen - rejected", "sum", _IMPLICIT_REWARDS, over_updates="mean")
+CHOSEN_REWARD = Metric("preference/chosen", "reward of chosen", "sum", _IMPLICIT_REWARDS, over_updates="mean")
+REJECTED_REWARD = Metric("preference/rejected", "reward of rejected", "sum", _IMPLICIT_REWARDS, over_updates="mean")
 
 
 def clip(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
@@ -65,6 +79,78 @@ def cispo(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics
 def nll(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:
     """-policy_logprob of each token: the cross-entropy of supervised training."""
     return weighted_sum(tokens, tokens.policy_logprobs), {NLL: -tokens.policy_logprobs.detach().sum()}
+
+
+def preference(tokens: ResponseTokens, settings: PreferenceSettings) -> LossAndMetrics:
+    """DPO of pairs: of h = log(policy / reference)(chosen) - log(policy / reference)(rejected) the mean over pairs.
+
+    ``sigmoid``: -log sigmoid(beta * h) (DPO, arXiv 2305.18290, equation 7). ``ipo``: (h - 1 / (2 * beta))^2 with h of
+    means over tokens (IPO, 2310.12036, equation 17, normalised by length as in its authors' experiments).
+
+    Args:
+        tokens: chosen and rejected response of each pair in turn, one weight for all; ``behaviour_logprobs`` are those
+            of the reference.
+    """
+    differences = tokens.policy_logprobs - tokens.behaviour_logprobs.detach()
+    sums = response_sums(differences, tokens.lengths)
+    lengths = torch.tensor(tokens.lengths, dtype=torch.float32).to(sums.device, non_blocking=True)
+    pairs = (sums / lengths if settings.loss == "ipo" else sums).view(-1, 2)
+    weights = (response_sums(tokens.weights, tokens.lengths) / lengths).view(-1, 2).sum(1)
+    margins = pairs[:, 0] - pairs[:, 1]
+    if settings.loss == "ipo":
+        losses = (margins - 1 / (2 * settings.beta)).square()
+    else:
+        losses = -torch.nn.functional.logsigmoid(settings.beta * margins)
+    rewards = settings.beta * sums.detach().view(-1, 2)
+    found = {
+        PAIRS_RIGHT: (rewards[:, 0] > rewards[:, 1]).float(),
+        MARGIN: rewards[:, 0] - rewards[:, 1],
+        CHOSEN_REWARD: rewards[:, 0],
+        REJECTED_REWARD: rewards[:, 1],
+    }
+    return (weights * losses).sum(), {metric: (weights * values).sum() for metric, values in found.items()}
+
+
+def no_loss(tokens: ResponseTokens) -> LossAndMetrics:
+    """Zero: training on a further term alone."""
+    return tokens.policy_logprobs.sum() * 0.0, {}
+
+
+def divergence_term(
+    policy_logprobs: torch.Tensor, teacher_logprobs: torch.Tensor, weights: torch.Tensor, settings: DistillationSettings
+) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
+    """coef * sum(weights * divergence) of policy and teacher, and the sum of the divergences.
+
+    Tokens beyond the teacher's k are one outcome, which exists where the k are not the whole vocabulary.
+
+    Args:
+        policy_logprobs: [R_total, k] of the teacher's tokens, carries the graph.
+        teacher_logprobs: [R_total, k] of the same.
+        weights: [R_total].
+    """
+    policy, teacher = policy_logprobs, teacher_logprobs.detach()
+    if settings.top_k:
+        policy, teacher = _with_rest(policy), _with_rest(teacher)
+    if settings.divergence == "reverse_kl":
+        values = _kl(policy, teacher)
+    elif settings.divergence == "forward_kl":
+        values = _kl(teacher, policy)
+    else:
+        of_teacher = settings.jsd_weight
+        both = torch.logaddexp(teacher + math.log(of_teacher), policy + math.log(1 - of_teacher))
+        values = of_teacher * _kl(teacher, both) + (1 - of_teacher) * _kl(policy, both)
+    return settings.coef * (weights * values).sum(), {DIVERGENCE: values.detach().sum()}
+
+
+def _with_rest(logprobs: torch.Tensor) -> torch.Tensor:
+    """[n, k + 1]: the last is the logarithm of what the others leave, at least about 1e-7."""
+    rest = torch.log1p(-logprobs.exp().sum(-1, keepdim=True).clamp(max=1 - 1e-7))
+    return torch.cat([logprobs, rest], -1)
+
+
+def _kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """KL(first || second) of log-probabilities over the last dimension; an outcome of probability 0 adds none."""
+    return torch.nn.functional.kl_div(second, first, reduction="none", log_target=True).sum(-1)
 
 
 def entropy_bonus(tokens: ResponseTokens, settings: AlgorithmSettings) -> LossAndMetrics:

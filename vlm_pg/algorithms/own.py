@@ -16,10 +16,9 @@ from typing import Any, NoReturn
 import torch
 
 from vlm_pg.algorithms.advantages import GroupRewards, effective_scale
-from vlm_pg.algorithms.losses import LossAndMetrics
-from vlm_pg.algorithms.registry import ESTIMATORS, LOSSES, OBJECTIVE_LOSSES
+from vlm_pg.algorithms.losses import LossAndMetrics, TokenLoss
+from vlm_pg.algorithms.registry import ESTIMATORS, LOSSES
 from vlm_pg.algorithms.settings import OF_STEP, AlgorithmSettings
-from vlm_pg.algorithms.tokens import ResponseTokens
 from vlm_pg.errors import ConfigError
 from vlm_pg.functions import load_function
 from vlm_pg.metrics import RESERVED_KEYS, Metric
@@ -33,15 +32,13 @@ class Estimator:
     of_step: bool
 
 
-def load_loss(settings: AlgorithmSettings, objective: str = "rl") -> Callable[[ResponseTokens], LossAndMetrics]:
-    """The loss of an objective, of response tokens alone; that of rl is the one that ``algorithm.loss`` names.
+def load_loss(settings: AlgorithmSettings) -> TokenLoss:
+    """The loss that ``algorithm.loss`` names, of response tokens alone.
 
     Raises:
         ConfigError: it cannot be found, imported, or called as losses are; when called: it gave something else than a
             loss with a graph and its metrics.
     """
-    if objective in OBJECTIVE_LOSSES:
-        return partial(load_function(OBJECTIVE_LOSSES[objective].function, "training.objective"), settings=settings)
     if settings.loss in LOSSES:
         if "dual_clip" in LOSSES[settings.loss].only and settings.dual_clip is not None:
             raise ConfigError(LOSSES[settings.loss].only["dual_clip"][1])

@@ -40,8 +40,6 @@ LOSSES: Mapping[str, Entry] = {
         },
     ),
 }
-# By ``training.objective``; that of rl is ``algorithm.loss``.
-OBJECTIVE_LOSSES: Mapping[str, Entry] = {"sft": Entry("vlm_pg.algorithms.losses:nll")}
 BASELINE_AND_SCALE = "baseline_and_scale"
 ESTIMATORS: Mapping[str, Entry] = {BASELINE_AND_SCALE: Entry("vlm_pg.algorithms.advantages:baseline_and_scale")}
 

@@ -260,6 +260,45 @@ class AlgorithmSettings(Settings):
         return {name: (value, getattr(usual, name)) for name, value in self if value != getattr(usual, name)}
 
 
+class DistillationSettings(Settings):
+    """Section ``distillation``: a teacher's distributions over the tokens of the policy's own rollouts."""
+
+    teacher: str | None = Field(
+        None,
+        description="Folder or hub name of the teacher, of the policy's family and tokenizer. Needed for "
+        "training.objective=distill; with rl its divergence is added to the loss.",
+    )
+    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = Field(
+        "reverse_kl",
+        description="Per token, of policy p and teacher q. reverse_kl: KL(p || q). forward_kl: KL(q || p). jsd: "
+        "b * KL(q || m) + (1 - b) * KL(p || m) with m = b * q + (1 - b) * p, b = jsd_weight (GKD, arXiv 2306.13649).",
+    )
+    jsd_weight: float = Field(0.5, gt=0.0, lt=1.0, description="Weight b of the teacher in jsd.")
+    top_k: int = Field(
+        64,
+        ge=0,
+        description="The teacher's k most probable tokens, between which and all others together the divergence is "
+        "taken: a lower bound of that between whole distributions. 0: the whole vocabulary.",
+    )
+    coef: float = Field(1.0, gt=0.0, le=1000.0, description="Weight of the divergence in the loss.")
+
+
+class PreferenceSettings(Settings):
+    """Section ``preference``: training on pairs of responses (``training.objective=dpo``)."""
+
+    loss: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid",
+        description="Of h = log-ratio to the reference of the chosen response, minus that of the rejected one. "
+        "sigmoid: -log sigmoid(beta * h) (DPO). ipo: (h - 1 / (2 * beta))^2, with h of means over tokens (IPO).",
+    )
+    beta: float = Field(0.1, gt=0.0, le=100.0, description="Strength of the pull towards the reference.")
+    reference: str | None = Field(
+        None,
+        description="Folder or hub name of the reference model; null: the starting point, which with model.lora is the "
+        "model without its adapter.",
+    )
+
+
 def _impossible_losses(algorithm: AlgorithmSettings) -> list[str]:
     """See ``Settings.impossible``: what goes with the loss."""
     if algorithm.loss not in LOSSES:

@@ -143,6 +143,13 @@ def importance_weights(
     }
 
 
+def response_sums(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """Sum of ``values`` [R_total] over each response, [responses]; without atomics on CUDA, in either direction."""
+    counts = torch.tensor(lengths, dtype=torch.long).to(values.device, non_blocking=True)
+    # unsafe: checking the lengths on the device would make the host wait for it.
+    return torch.segment_reduce(values, "sum", lengths=counts, unsafe=True)
+
+
 def _of_responses(values: torch.Tensor, lengths: Sequence[int], reduction: str | None) -> torch.Tensor:
     """[R_total] sum or mean of ``values`` over each token's response; None: ``values``."""
     if any(length < 1 for length in lengths) or sum(lengths) != values.numel():

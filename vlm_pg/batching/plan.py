@@ -44,6 +44,15 @@ class MicroBatch:
         """The same with ``groups[i]`` for group ``i``."""
         return MicroBatch(tuple(tuple(replace(p, group=groups[p.group]) for p in chunk) for chunk in self.chunks))
 
+    def of_units(self, units: Sequence[Sequence[Sequence[int]]]) -> MicroBatch:
+        """The same with the responses ``units[group][i]`` for response ``i`` of each group."""
+        return MicroBatch(
+            tuple(
+                tuple(replace(p, responses=tuple(r for i in p.responses for r in units[p.group][i])) for p in chunk)
+                for chunk in self.chunks
+            )
+        )
+
 
 def plan_micro_batches(
     groups: Sequence[tuple[int, Sequence[int]]], token_budget: int, shared: Shared = lambda i, j: 0

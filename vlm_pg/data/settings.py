@@ -86,7 +86,7 @@ class DataSettings(Settings):
     media_together: bool | None = Field(
         None,
         description="Questions on the same images or videos follow each other, so that a step encodes these once. "
-        "Media and the questions of each come in random order. Default: with training.objective=sft.",
+        "Media and the questions of each come in random order. Default: with training.objective sft and dpo.",
     )
     mixture: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
         default_factory=dict,

@@ -66,7 +66,7 @@ def token_logprobs(
     Args:
         head: maps [rows, D] to [rows, V]; calls the module, so that its hooks run.
         hidden: [R, D].
-        targets: int64 [R].
+        targets: int64 [R]; or [R, 1 + k], for log-probabilities of further tokens.
         temperature: divides the logits.
         chunk_rows: rows whose logits are held at one time.
         least_chunks: calls of the head at least, with empty ones behind the others; where weights are sharded over
@@ -78,8 +78,12 @@ def token_logprobs(
         known: the results, recorded when the targets were sampled; computed is their gradient.
 
     Returns:
-        fp32 log-probabilities [R] (differentiable) and entropies in nats [R] (detached without ``entropy_graph``).
+        fp32 log-probabilities, as ``targets`` (differentiable), and entropies in nats [R] (detached without
+        ``entropy_graph``).
     """
+    if targets.dim() > 1:
+        # The other operations know one gradient a row.
+        entropy_graph, fused = True, False
     if not temperature > 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0 (1.0 leaves logits as they are).")
     if weight is not None and torch.is_grad_enabled() and (known is not None or hidden.shape[0] > chunk_rows):
@@ -360,12 +364,17 @@ def _values(logits: Tensor, targets: Tensor, temperature: float, fused: bool = F
         return found, -entropies
     logprobs = _scaled(logits, temperature).log_softmax(-1)
     negated_entropies = logprobs.exp().mul_(logprobs).sum(-1)
-    return logprobs.gather(-1, targets[:, None])[:, 0], negated_entropies
+    return _at(targets, logprobs), negated_entropies
 
 
 def _values_on_graph(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     logprobs = _scaled(logits, temperature).log_softmax(-1)
-    return logprobs.gather(-1, targets[:, None])[:, 0], (logprobs.exp() * logprobs).sum(-1)
+    return _at(targets, logprobs), (logprobs.exp() * logprobs).sum(-1)
+
+
+def _at(targets: Tensor, logprobs: Tensor) -> Tensor:
+    """Of [rows, V] those of the targets, [rows] or [rows, 1 + k]."""
+    return logprobs.gather(-1, targets.view(len(targets), -1)).view(targets.shape)
 
 
 def plain_weight(head: Any) -> Tensor | None:

@@ -76,7 +76,11 @@ def plan_groups(groups: Sequence[RolloutGroup], token_budget: int, share: bool) 
         return common[i][j]
 
     prompts = [group.prompt.num_tokens for group in groups]
-    responses = [[len(rollout.token_ids) - 1 for rollout in group.rollouts] for group in groups]
+    units = [group.units for group in groups]
+    responses = [
+        [sum(len(group.rollouts[index].token_ids) - 1 for index in unit) for unit in of_group]
+        for group, of_group in zip(groups, units, strict=True)
+    ]
     plan: list[MicroBatch] = []
     are_recorded = [all(one.forward is not None and one.forward.prompt for one in group.rollouts) for group in groups]
     # A stream starts from recorded forwards as a whole or not at all.
@@ -84,7 +88,7 @@ def plan_groups(groups: Sequence[RolloutGroup], token_budget: int, share: bool) 
         part = [i for i, is_recorded in enumerate(are_recorded) if is_recorded is recorded]
         sizes = [(prompts[i], responses[i]) for i in part]
         found = plan_micro_batches(sizes, token_budget, lambda i, j: shared(part[i], part[j]))  # noqa: B023
-        plan += [micro.renumbered(part) for micro in found]
+        plan += [micro.renumbered(part).of_units(units) for micro in found]
     in_one_tree = tree_tokens(prompts, range(len(groups)), shared) + sum(map(sum, responses))
     return Plan(sorted(plan, key=lambda micro: -len(micro.chunks)), in_one_tree)
 
@@ -106,6 +110,15 @@ class Streams:
         """Tokens whose forward was recorded when they were sampled."""
         batches = self.passes if self.prefixes is None else (self.prefixes, *self.passes)
         return sum(batch.num_tokens for batch in batches if batch.recorded is not None)
+
+    def reading(self, token_ids: Sequence[Tensor]) -> Streams:
+        """The same streams, of whose first passes log-probabilities of further tokens [R, k] are read at every target;
+        these passes compute their forward."""
+        passes: list[Any] = list(self.passes)
+        for number, ids in enumerate(token_ids):
+            targets = torch.cat([passes[number].targets[:, None], ids], 1)
+            passes[number] = replace(passes[number], targets=targets, recorded=None)
+        return replace(self, passes=tuple(passes))
 
     def num_tokens(self, passes: int) -> int:
         """Tokens computed for the prompts and the first ``passes`` passes."""

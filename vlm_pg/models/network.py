@@ -225,9 +225,10 @@ class Network(PromptInterface, torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of each target given its hidden state [R, D], and the entropy of that distribution.
 
-        ``stream_rows``: as ``chunk_rows``. ``known``: both, recorded when the targets were sampled.
+        ``targets``: as ``logits.token_logprobs`` takes them. ``stream_rows``: as ``chunk_rows``. ``known``: both,
+        recorded when the targets were sampled.
         """
-        rows = self.chunk_rows(hidden.shape[0], stream_rows, entropy_graph)
+        rows = self.chunk_rows(hidden.shape[0], stream_rows, entropy_graph or targets.dim() > 1)
         chunks = -(-hidden.shape[0] // rows)
         if not self._independent and is_sharded(self.model.lm_head):
             chunks = self._most_over_ranks(chunks)
@@ -236,6 +237,13 @@ class Network(PromptInterface, torch.nn.Module):
         return token_logprobs(
             self.logits, hidden, targets, temperature, rows, chunks, entropy_graph, weight, fused, known
         )
+
+    @torch.no_grad()
+    def top_logprobs(self, hidden: Tensor, temperature: float, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable tokens given each hidden state [R, D]: int64 ids and fp32 log-probabilities, [R, k]."""
+        pieces = hidden.split(self.chunk_rows(hidden.shape[0], 0))
+        found = [(self.logits(piece).float() / temperature).log_softmax(-1).topk(k, -1) for piece in pieces]
+        return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
 
     def recorded_kinds(self) -> dict[Kind, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each tensor that sampling records of a token."""

@@ -23,7 +23,7 @@ from vlm_pg.models.packing import ChunkBatch, PackedBatch, PrefixBatch, one_by_o
 from vlm_pg.models.settings import ModelSettings, PositionRule
 from vlm_pg.models.stream_share import StreamShare
 from vlm_pg.models.vision import VisionEncoder
-from vlm_pg.types import Prompt, ResponseGroup, VisualFeatures
+from vlm_pg.types import Prompt, ResponseGroup, TopTokens, VisualFeatures
 
 Batch = PackedBatch | PrefixBatch | ChunkBatch
 
@@ -114,6 +114,17 @@ def target_logprobs(
     return logprobs, entropies
 
 
+def top_logprobs(
+    network: Network, batch: PackedBatch, hidden: Tensor, temperature: float, k: int
+) -> tuple[Tensor, Tensor]:
+    """As ``Network.top_logprobs``, where each target is predicted, on every sequence rank."""
+    if batch.share is None:
+        return network.top_logprobs(hidden[batch.predict_rows], temperature, k)
+    targets, rows = batch.share.predictions(batch.predict_rows_on_host)
+    ids, logprobs = network.top_logprobs(hidden[rows.on(hidden.device)], temperature, k)
+    return targets.gather(ids), targets.gather(logprobs)
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -178,6 +189,28 @@ class Policy(Network):
         Raises:
             ValueError: empty input, media tokens in a response, features of other weights.
         """
+        batch, joined = self._packed(groups, features, sequence)
+        # Ranks that are independent bypass the hooks on the policy: DeepSpeed's begin with a collective.
+        call = self.forward if self._independent else self
+        logprobs, _ = call(Policy.stream_logprobs, batch, joined, temperature)
+        return batch.split(logprobs)
+
+    @torch.no_grad()
+    def top_tokens(
+        self, groups: Sequence[ResponseGroup], k: int, temperature: float, sequence: SequenceGroup = SINGLE_SP_RANK
+    ) -> list[list[TopTokens]]:
+        """The k most probable tokens at each position of each response; arguments and errors as of ``logprobs``."""
+        batch, joined = self._packed(groups, None, sequence)
+        reads = reading_plan(batch.tree, batch.reads)
+        context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
+        found = top_logprobs(self, batch, read_hidden(self, batch, context, joined), temperature, k)
+        pairs = zip(*map(batch.split, found), strict=True)
+        return [[TopTokens(ids, values) for ids, values in zip(*of_group, strict=True)] for of_group in pairs]
+
+    def _packed(
+        self, groups: Sequence[ResponseGroup], features: Sequence[VisualFeatures] | None, sequence: SequenceGroup
+    ) -> tuple[PackedBatch, Tensor | None]:
+        """One stream and its visual features; see ``logprobs``."""
         batch = self.pack(groups)  # checks the groups, before the tower runs
         if sequence.size > 1:
             batch = replace(batch, share=stream_share(batch, sequence))
@@ -186,10 +219,7 @@ class Policy(Network):
             with_graph = self.vision.trains and torch.is_grad_enabled()
             prompts = [group.prompt for group in groups]
             features = self.vision.encode(prompts, with_graph=with_graph, sequence=sequence)
-        # Ranks that are independent bypass the hooks on the policy: DeepSpeed's begin with a collective.
-        call = self.forward if self._independent else self
-        logprobs, _ = call(Policy.stream_logprobs, batch, self.join_features(groups, features), temperature)
-        return batch.split(logprobs)
+        return batch, self.join_features(groups, features)
 
     def pack(self, groups: Sequence[ResponseGroup]) -> PackedBatch:
         """The groups as one stream on the policy's device, checked against what the model can read."""

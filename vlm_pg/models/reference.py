@@ -61,14 +61,40 @@ def scoring_phase(reference: ScoringPolicy | None) -> AbstractContextManager[Non
     return nullcontext()
 
 
-def load_reference(settings: ModelSettings, policy: Policy) -> ScoringPolicy:
-    """The starting point of ``policy``: without its adapter, else a frozen copy (a frozen vision tower is shared)."""
-    if settings.lora is not None:
+def load_reference(settings: ModelSettings, policy: Policy, path: str | None = None) -> ScoringPolicy:
+    """The starting point of ``policy``: without its adapter, else a frozen copy (a frozen vision tower is shared).
+
+    Args:
+        path: of another reference, which reads the same prompts.
+
+    Raises:
+        ModelError: the model at ``path`` is of another family or has another tokenizer.
+    """
+    if path is None and settings.lora is not None:
         return AdapterFreeReference(policy)
-    forward_only = {"gradient_checkpointing": False, "offload_layer_inputs": False, "offload_prefix_states": False}
-    settings = settings.model_copy(update={"train": ("language",), **forward_only})
-    reference = load_policy(settings.path, device=policy.device, settings=settings)
-    reference.requires_grad_(False)
-    if policy.family.reads_media and not policy.vision.trains:
+    reference = load_frozen(settings, policy, path or settings.path)
+    if path is None and policy.family.reads_media and not policy.vision.trains:
         reference.use_tower_of(policy)
     return reference
+
+
+def load_frozen(settings: ModelSettings, policy: Policy, path: str) -> Policy:
+    """Another model that reads the prompts of ``policy``, without gradients.
+
+    Raises:
+        ModelError: it is of another family or has another tokenizer.
+    """
+    forward_only = {"gradient_checkpointing": False, "offload_layer_inputs": False, "offload_prefix_states": False}
+    settings = settings.model_copy(update={"path": path, "train": ("language",), "lora": None, **forward_only})
+    other = load_policy(path, device=policy.device, settings=settings)
+    other.requires_grad_(False)
+    tokenizers = (getattr(one.processor, "tokenizer", one.processor) for one in (policy, other))
+    vocabulary, others = (tokenizer.get_vocab() for tokenizer in tokenizers)
+    if other.family.model_type != policy.family.model_type or vocabulary != others:
+        what = "another tokenizer" if other.family.model_type == policy.family.model_type else "another family"
+        raise ModelError(
+            f"{path} ({other.family.model_type}, {len(others):,} tokens) has {what} than the policy "
+            f"({policy.family.model_type}, {len(vocabulary):,} tokens). Both models read the same token ids and "
+            "pixels. Choose a model of the policy's own family."
+        )
+    return other

@@ -21,6 +21,9 @@ Values = Mapping[str, float | None]
 _COLUMNS = ("question", "gold", "response", "reward", "advantage")
 _NUMBERS = {
     "nll": "nll {:.3f} nat",
+    "distillation/divergence": "divergence {:.3f} nat",
+    "preference/accuracy": "pairs right {:.0%}",
+    "preference/margin": "margin {:.3f}",
     "kl": "kl {:.3f}",
     "entropy": "entropy {:.2f} nat",
     "response_tokens_mean": "response {:.1f} tok",

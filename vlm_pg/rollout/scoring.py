@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from vlm_pg.distributed import SINGLE_SP_RANK, SequenceGroup
 from vlm_pg.models.packing import one_by_one
+from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import ScoringPolicy
-from vlm_pg.types import ResponseGroup
+from vlm_pg.types import ResponseGroup, TopTokens
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,38 @@ class PolicyScorer:
 
     def _score_once(
         self, groups: Sequence[ResponseGroup], temperature: float, sequence: SequenceGroup
-    ) -> list[list[torch.Tensor]]:
-        results: list[list[torch.Tensor]] = [[] for _ in groups]
+    ) -> list[list[Any]]:
+        results: list[list[Any]] = [[] for _ in groups]
         for part in passes(groups, self.token_budget):
             if self.should_stop():
                 raise InterruptedError("scoring was asked to stop")
-            scored = self.policy.logprobs([group for _, group in part], temperature=temperature, sequence=sequence)
-            for (index, _), logprobs in zip(part, scored, strict=True):
-                results[index].extend(values.cpu() for values in logprobs)
+            scored = self._of_pass([group for _, group in part], temperature, sequence)
+            for (index, _), of_responses in zip(part, scored, strict=True):
+                results[index].extend(of_responses)
         return results
+
+    def _of_pass(
+        self, groups: Sequence[ResponseGroup], temperature: float, sequence: SequenceGroup
+    ) -> Iterator[list[Any]]:
+        for logprobs in self.policy.logprobs(groups, temperature=temperature, sequence=sequence):
+            yield [values.cpu() for values in logprobs]
+
+
+@dataclass(frozen=True)
+class TeacherScorer(PolicyScorer):
+    """Scores with another model: ``score`` returns its ``top_k`` most probable tokens (``TopTokens``) on the CPU."""
+
+    top_k: int = 64
+
+    def _of_pass(
+        self, groups: Sequence[ResponseGroup], temperature: float, sequence: SequenceGroup
+    ) -> Iterator[list[Any]]:
+        teacher = self.policy
+        assert isinstance(teacher, Policy)
+        # Features that prompts carry are those of the policy's tower.
+        groups = [replace(group, prompt=replace(group.prompt, features=None), forwards=()) for group in groups]
+        for found in teacher.top_tokens(groups, self.top_k, temperature, sequence):
+            yield [TopTokens(one.token_ids.cpu(), one.logprobs.cpu()) for one in found]
 
 
 def passes(groups: Sequence[ResponseGroup], token_budget: int) -> Iterator[list[tuple[int, ResponseGroup]]]:

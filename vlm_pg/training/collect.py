@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from vlm_pg.metrics import Chart, Metric
 from vlm_pg.rewards.rewarder import Rewarder
 from vlm_pg.rollout.contracts import Sampler, Scorer, control_key
 from vlm_pg.rollout.engine import NEW_TOKENS, RolloutEngine
+from vlm_pg.rollout.scoring import TeacherScorer
 from vlm_pg.tally import Tally
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.groups import (
@@ -46,7 +47,7 @@ from vlm_pg.training.groups import (
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
 from vlm_pg.training.step_features import StepFeatures
-from vlm_pg.types import Prompt, Rollout, RolloutGroup, Sample
+from vlm_pg.types import Prompt, Rollout, RolloutGroup, Sample, TopTokens
 
 # Costs of questions vary, so another round fills the rest; few rounds get within half a question.
 FILL_ROUNDS = 16
@@ -74,8 +75,9 @@ REWARD_ERRORS = Metric("reward_errors/", "failures so far", "same")
 class Stages:
     """Processing of a step's questions.
 
-    ``control``: samples T-GRPO's control groups; ``reference``: scores for a KL in the reward; None where the algorithm
-    has neither. ``around_reference``: context that all ranks enter around scoring by the reference.
+    ``control``: samples T-GRPO's control groups; ``reference``: scores for a KL in the reward; ``teacher``: for
+    distillation; None where there is none. ``around_reference``: context that all ranks enter around scoring by the
+    reference.
     """
 
     stream: QuestionStream
@@ -83,6 +85,7 @@ class Stages:
     control: Sampler | None
     rewarder: Rewarder
     reference: Scorer | None
+    teacher: TeacherScorer | None = None
     around_reference: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
@@ -209,6 +212,8 @@ class Collector(Batches):
             groups, dropped, counts = groups + added, dropped + surplus, counts | filled
         if self.algorithm.temporal_bonus:
             self._count_controls(groups + dropped)
+        if self.stages.teacher is not None:
+            groups = self._taught(groups, self.stages.teacher)
         self.position = self.stages.stream.position if started is None else started.position
         sampled = groups + dropped
         for group in groups:
@@ -380,6 +385,8 @@ class Collector(Batches):
     def _with_advantages(self, step: int, groups: list[RolloutGroup]) -> list[RolloutGroup]:
         """The groups with advantages, and pruned."""
         algorithm = self.algorithm
+        if self.config.training.objective == "distill":
+            return [replace(group, advantages=(0.0,) * len(group.rollouts)) for group in groups]
         kl = self._kl(groups) if self._kl_in_reward else []
         if self._kl_in_reward and algorithm.kl_in == "reward":
             groups = [
@@ -411,6 +418,14 @@ class Collector(Batches):
         for values in (values for of_group in found for values in of_group):
             self._tally.add(KL, float(values.sum()), len(values))
         return found
+
+    def _taught(self, groups: list[RolloutGroup], teacher: TeacherScorer) -> list[RolloutGroup]:
+        """The groups with the teacher's tokens, which reads each prompt once."""
+        score = teacher.score if self.parallel is None else partial(self.parallel.score, teacher)
+        with self.phases.timed("teacher"):
+            found = score([group.response_group for group in groups], self.config.rollout.temperature)
+        pairs = zip(groups, found, strict=True)
+        return [replace(group, teacher=cast("tuple[TopTokens, ...]", tuple(one))) for group, one in pairs]
 
     def _fill(
         self, step: int, groups: Sequence[RolloutGroup]

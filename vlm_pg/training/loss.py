@@ -13,9 +13,9 @@ from typing import Literal
 
 import torch
 
-from vlm_pg.algorithms.losses import entropy_bonus, kl_term
+from vlm_pg.algorithms.losses import TokenLoss, divergence_term, entropy_bonus, kl_term
 from vlm_pg.algorithms.own import load_loss
-from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.algorithms.settings import AlgorithmSettings, DistillationSettings
 from vlm_pg.algorithms.tokens import ResponseTokens, importance_weights
 from vlm_pg.batching.plan import Piece
 from vlm_pg.errors import ConfigError
@@ -23,7 +23,6 @@ from vlm_pg.metrics import ENTROPY_CHART, Chart, Metric
 from vlm_pg.models.policy import Policy
 from vlm_pg.rollout.settings import RolloutSettings
 from vlm_pg.tally import Tally
-from vlm_pg.training.settings import Objective
 from vlm_pg.types import Rollout, RolloutGroup
 
 LOSS = Metric("loss", how="sum", chart=Chart("Loss", 10), over_updates="mean")
@@ -50,6 +49,8 @@ class GroupLoss:
         weights: loss weight of each token of each rollout of each group.
         behaviour_logprobs: fp32 [R] of each rollout of each group, the denominator of the loss's ratio; None for those
             of the same forward, where the ratio is 1.
+        objective_loss: of another objective than rl, in place of ``algorithm.loss``.
+        distillation: the groups have a teacher's tokens, whose divergence is added to the loss.
         measure_mismatch: add differences of the recorded log-probabilities from those of the forward.
         tally: metrics; updated by every call.
     """
@@ -60,11 +61,12 @@ class GroupLoss:
     algorithm: AlgorithmSettings
     behaviour_logprobs: Sequence[Sequence[torch.Tensor]] | None
     measure_mismatch: bool = False
-    objective: Objective = "rl"
+    objective_loss: TokenLoss | None = None
+    distillation: DistillationSettings | None = None
     tally: Tally = field(default_factory=Tally)
 
     def __post_init__(self) -> None:
-        self._policy_loss = load_loss(self.algorithm, self.objective)
+        self._policy_loss = self.objective_loss or load_loss(self.algorithm)
 
     def of_pass(
         self,
@@ -80,19 +82,31 @@ class GroupLoss:
             passes: the rollouts of each pass, in the order of their tokens. Further passes, which other ranks need,
                 have zero loss connected to all outputs, so every rank runs the same graph.
             of_reference: the reference's log-probabilities of each pass; None without a KL term.
-            logprobs, entropies: fp32 [R] of the pass.
+            logprobs, entropies: fp32 [R] of the pass; with a teacher logprobs of the response's and of its tokens,
+                [R, 1 + k].
         """
         if number >= len(passes):
             return (logprobs.sum() + entropies.sum()) * 0.0
+        of_teacher: torch.Tensor | None = None
+        if self.distillation is not None:
+            logprobs, of_teacher = logprobs[:, 0], logprobs[:, 1:]
         pieces, ref_logprobs = passes[number], None if of_reference is None else of_reference[number]
         rollouts = [(piece.group, index) for piece in pieces for index in piece.responses]
         if (trained := self._trained_tokens(rollouts)) is not None:
             logprobs, entropies = logprobs[trained], entropies[trained]
+            of_teacher = None if of_teacher is None else of_teacher[trained]
             ref_logprobs = None if ref_logprobs is None else ref_logprobs[trained]
         tokens = self._tokens(rollouts, logprobs, entropies, ref_logprobs)
         loss, metrics = self._policy_loss(tokens)
         if ref_logprobs is not None:
             term, of_term = kl_term(tokens, self.algorithm)
+            loss = loss + term
+            self.tally.add_all(of_term, len(logprobs))
+        if self.distillation is not None and of_teacher is not None:
+            taught = [self.groups[group].teacher[index].logprobs for group, index in rollouts]
+            expected = torch.cat(taught).to(self.policy.device, non_blocking=True)
+            expected = expected if trained is None else expected[trained]
+            term, of_term = divergence_term(of_teacher, expected, tokens.weights, self.distillation)
             loss = loss + term
             self.tally.add_all(of_term, len(logprobs))
         if self.algorithm.entropy_coef:
@@ -103,6 +117,11 @@ class GroupLoss:
         if self.measure_mismatch:
             self._sum_mismatch(rollouts, logprobs.detach())
         return loss
+
+    def teacher_tokens(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """int64 [R, k] of a pass over these rollouts: the teacher's tokens."""
+        found = [self.groups[piece.group].teacher[index].token_ids for piece in pieces for index in piece.responses]
+        return torch.cat(found).to(self.policy.device, non_blocking=True)
 
     def _trained_tokens(self, rollouts: Sequence[tuple[int, int]]) -> torch.Tensor | None:
         """int64 indices of the pass's tokens that have a loss; None: all."""

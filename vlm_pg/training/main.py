@@ -33,7 +33,8 @@ from vlm_pg.media.loader import decoding_pool
 from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import check_sequence_size, load_policy
-from vlm_pg.models.reference import load_reference
+from vlm_pg.models.policy import Policy
+from vlm_pg.models.reference import ScoringPolicy, load_frozen, load_reference
 from vlm_pg.observe.console import Console, quiet_libraries
 from vlm_pg.observe.logs import MetricsLog, RolloutsLog
 from vlm_pg.observe.run_folder import RunFolder
@@ -127,7 +128,7 @@ class _Run:
         found, bad = open_training(config.data)
         samples = within_difficulty(first_of_each(found, config.data.limit), config.data, console.info)
         together = config.data.media_together
-        together = config.training.objective == "sft" if together is None else together
+        together = config.training.objective in ("sft", "dpo") if together is None else together
         self.order = order_of(samples, config.data.mixture, together) if samples else EpochOrder(0)
         used = used_samples(samples, config.data.mixture) if samples else samples
         if samples:  # else it is refused once the bad records are written
@@ -193,7 +194,7 @@ class _Run:
                     raise
                 refused[resume_from] = str(error)
                 self.console.warn(f"{resume_from} is passed over: {error}")
-                for name in ("policy", "reference", "engine"):  # there may not be room for two
+                for name in ("policy", "reference", "teacher", "engine"):  # there may not be room for two
                     self.__dict__.pop(name, None)
                 resume_from = self._choose_checkpoint(path, refused)
                 continue
@@ -212,7 +213,13 @@ class _Run:
                 "model.lora to the settings the adapter was trained with."
             )
         # The reference is the initial policy, whatever the run resumes from.
-        self.reference = load_reference(config.model, self.policy) if config.algorithm.kl_coef else None
+        is_dpo = config.training.objective == "dpo"
+        self.reference: ScoringPolicy | None = None
+        if config.algorithm.kl_coef or is_dpo:
+            self.reference = load_reference(config.model, self.policy, config.preference.reference if is_dpo else None)
+        self.teacher: Policy | None = None
+        if (teacher := config.distillation.teacher) is not None:
+            self.teacher = load_frozen(config.model, self.policy, teacher)
         self.engine = make_engine(config, self.policy, self.ranks)
         self.memory = choose_memory(config, self.policy, self.reference, self.ranks)
         self.features_line = keep_features(self.policy, config.cache, self.engine.gathered)
@@ -266,11 +273,14 @@ class _Run:
         meanwhile."""
         config, trainer = self.config, None
         with suppress(InterruptedError):
-            source = self.sources.for_training(config.data.prompt_cache_mb * 2**20, config.training.objective == "rl")
+            source = self.sources.for_training(
+                config.data.prompt_cache_mb * 2**20, config.training.objective == "rl"
+            )
             trainer = Trainer(
                 config,
                 self.engine,
                 self.reference,
+                self.teacher,
                 TrainingData(self.samples, self.order, source, self.digests),
                 self.rewarder,
                 self.progress,

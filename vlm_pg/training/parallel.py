@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 import torch
@@ -256,23 +257,24 @@ class StepShares:
 
 @dataclass(frozen=True)
 class _GroupInfo:
-    """What every rank knows of a group: ``work`` of the rollouts that train, whose indices are ``trained``.
+    """What every rank knows of a group: ``work`` of the rollouts that train, whose indices are ``trained``, in units
+    that stay together.
 
     ``visual_tokens``: lower bound of the prefix that prompts with equal media share.
     """
 
     sample_id: str
     work: GroupWork
-    trained: tuple[int, ...]
+    trained: tuple[tuple[int, ...], ...]
     untrained: tuple[int, ...]
     visual_tokens: int
 
     @classmethod
     def of(cls, group: RolloutGroup, data_rank: int) -> _GroupInfo:
         weights, prompt = group.rollout_weights, group.prompt
-        trained = tuple(index for index, weight in enumerate(weights) if weight)
+        trained = tuple(unit for unit in group.units if all(weights[index] for index in unit))
         untrained = tuple(index for index, weight in enumerate(weights) if not weight)
-        responses = tuple(len(group.rollouts[index].token_ids) - 1 for index in trained)
+        responses = tuple(sum(len(group.rollouts[index].token_ids) - 1 for index in unit) for unit in trained)
         work = GroupWork(prompt.num_tokens, responses, media_key=prompt.content_key, rank=data_rank)
         return cls(prompt.sample_id, work, trained, untrained, prompt.num_visual_tokens)
 
@@ -349,7 +351,7 @@ def _group_parts(infos: Sequence[_GroupInfo], assignment: Assignment | None, dat
     parts: list[list[GroupPart]] = [[] for _ in range(data_ranks)]
     if assignment is None:
         for number, info in enumerate(infos):
-            parts[info.work.rank].append((number, tuple(sorted(info.trained + info.untrained))))
+            parts[info.work.rank].append((number, tuple(sorted((*chain(*info.trained), *info.untrained)))))
         return parts
     numbers = [number for number, info in enumerate(infos) if info.trained]
     started: set[int] = set()
@@ -357,7 +359,7 @@ def _group_parts(infos: Sequence[_GroupInfo], assignment: Assignment | None, dat
         for piece in pieces:
             number = numbers[piece.group]
             info = infos[number]
-            chosen = tuple(info.trained[index] for index in piece.responses)
+            chosen = tuple(chain(*(info.trained[index] for index in piece.responses)))
             # Pruned rollouts do not train, and may count in the average: they go with the first part of their group.
             parts[rank].append((number, chosen if number in started else tuple(sorted(chosen + info.untrained))))
             started.add(number)

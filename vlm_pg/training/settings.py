@@ -9,7 +9,7 @@ from pydantic import Field
 from vlm_pg.models.settings import Part
 from vlm_pg.settings import Settings
 
-Objective = Literal["rl", "sft"]
+Objective = Literal["rl", "sft", "dpo", "distill"]
 PeakRate = Annotated[float, Field(gt=0.0)]
 # Default peaks of full fine-tuning and of LoRA adapters (ten times it: https://thinkingmachines.ai/blog/lora).
 LEARNING_RATE, LORA_LEARNING_RATE = 1e-6, 1e-5
@@ -21,7 +21,8 @@ class TrainingSettings(Settings):
     objective: Objective = Field(
         "rl",
         description="What the policy is trained on. rl: rewards of its own rollouts (algorithm). sft: the responses in "
-        "the records (process and answer, or turns), by cross-entropy.",
+        "the records (process and answer, or turns), by cross-entropy. dpo: pairs of a chosen and a rejected response "
+        "(preference). distill: a teacher's distributions over the policy's own rollouts (distillation).",
     )
     steps: int = Field(ge=1, description="Optimizer steps.")
     prompts_per_step: int = Field(16, ge=1, description="Questions per optimizer step, over all ranks.")

@@ -39,7 +39,7 @@ from vlm_pg.rollout.contracts import Sampler
 from vlm_pg.rollout.engine import RolloutEngine
 from vlm_pg.rollout.graphs import decoding_line
 from vlm_pg.rollout.ragged import reusable_bytes
-from vlm_pg.rollout.scoring import PolicyScorer
+from vlm_pg.rollout.scoring import PolicyScorer, TeacherScorer
 from vlm_pg.training.collect import Batches, Collector, Stages
 from vlm_pg.training.engines import Engine, TorchEngine, trained_weights
 from vlm_pg.training.phases import Phases
@@ -60,7 +60,7 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
     """The lines a run begins with: what is trained, how it is computed, by what rules, on what."""
     total = sum(map(num_elements, policy.model.parameters()))
     trained = sum(num_elements(p) for p in policy.model.parameters() if p.requires_grad)
-    is_rl = config.training.objective == "rl"
+    is_rl, samples = config.training.objective == "rl", config.training.objective in ("rl", "distill")
     decodes_on_gpu = config.rollout.engine == "in_process" and policy.device.type == "cuda"
     algorithm = config.algorithm
     base = "default" if algorithm.preset is None else "preset"
@@ -78,13 +78,30 @@ def introduction(config: RunConfig, policy: Policy, engine: Engine, questions: i
         *_rank_lines(config, policy, engine.ranks),
         f"algorithm: {', '.join([algorithm.preset or 'GRPO, token mean', *changed])}"
         if is_rl
-        else f"objective: {config.training.objective}, {algorithm.loss_average}",
-        *([forward_line(config, policy, engine.ranks)] if is_rl else []),
+        else _objective_line(config),
+        *([_teacher_line(config)] if config.distillation.teacher else []),
+        *([forward_line(config, policy, engine.ranks)] if samples else []),
         *([line] if (line := liger_line(policy.model)) else []),
         *([_logits_line(policy)] if policy.device.type == "cuda" else []),
         f"data: {questions:,} training questions from {config.data.train_shown}",
         *([f"mixture: {mixture}"] if mixture else []),
     ]
+
+
+def _teacher_line(config: RunConfig) -> str:
+    own = config.distillation
+    tokens = f"its {own.top_k} most probable tokens and the rest" if own.top_k else "the whole vocabulary"
+    return f"teacher: {own.teacher}, {own.divergence} over {tokens}, weight {own.coef:g}"
+
+
+def _objective_line(config: RunConfig) -> str:
+    if config.training.objective == "distill":
+        return f"objective: distill, rollouts of the policy, {config.algorithm.loss_average}"
+    if config.training.objective == "sft":
+        return f"objective: sft, {config.algorithm.loss_average}"
+    pairs = config.preference
+    start = "the starting point" if config.model.lora is None else "the model without its adapter"
+    return f"objective: dpo, {pairs.loss}, beta {pairs.beta:g}, reference {pairs.reference or start}"
 
 
 def allocator_line() -> str:
@@ -301,7 +318,8 @@ def _need(config: RunConfig, policy: Policy, ranks: RankLayout, free: int) -> Ne
 
 @dataclass(frozen=True)
 class BatchParts:
-    """Parts of a run that batches are made with, beside its engine and reference."""
+    """Parts of a run that batches are made with, beside its engine and reference; ``reference_logprobs``: as in
+    ``Progress``."""
 
     stream: QuestionStream
     samples: Sequence[Sample]
@@ -310,21 +328,32 @@ class BatchParts:
     phases: Phases
     stop: StopRequest
     warn: Callable[[str], None]
+    reference_logprobs: dict[str, list[float]]
 
 
-def make_batches(config: RunConfig, engine: Engine, reference: ScoringPolicy | None, parts: BatchParts) -> Batches:
+def make_batches(
+    config: RunConfig, engine: Engine, reference: ScoringPolicy | None, teacher: Policy | None, parts: BatchParts
+) -> Batches:
     """The batches of ``training.objective``."""
     should_stop = parts.stop.between_tokens
-    if config.training.objective == "sft":
-        from vlm_pg.training.supervised import SupervisedBatches
+    if config.training.objective in ("sft", "dpo"):
+        from vlm_pg.training.supervised import PairBatches, SupervisedBatches
 
-        return SupervisedBatches(config, engine, parts.stream, parts.phases)
+        of_all = config, engine, parts.stream, parts.phases
+        if reference is None:
+            return SupervisedBatches(*of_all)
+        return PairBatches(*of_all, reference, parts.reference_logprobs)
     sampler = make_sampler(config, engine, parts.samples, parts.run_folder, parts.stop, parts.warn)
     control = make_control_sampler(config, engine.policy, sampler, should_stop)
     scorer = None
     if reference is not None and config.algorithm.kl_in != "loss":
         scorer = PolicyScorer(reference, config.rollout.prefill_tokens, should_stop)
-    stages = Stages(parts.stream, sampler, control, parts.rewarder, scorer, partial(scoring_phase, reference))
+    teaches = None
+    if teacher is not None:
+        top_k = min(config.distillation.top_k or engine.policy.vocab_size, engine.policy.vocab_size)
+        teaches = TeacherScorer(teacher, config.rollout.prefill_tokens, should_stop, top_k)
+    around = partial(scoring_phase, reference)
+    stages = Stages(parts.stream, sampler, control, parts.rewarder, scorer, teaches, around)
     return Collector(config, engine, stages, parts.phases, should_stop, parts.warn)
 
 
@@ -380,6 +409,7 @@ def forward_fault(config: RunConfig, policy: Policy, ranks: RankLayout) -> str |
     reasons = {
         "rollout.keep_forward_gb is 0": config.rollout.keep_forward_gb == 0,
         "a server samples": config.rollout.engine == "server",
+        "a teacher's tokens are read, too (distillation)": config.distillation.teacher is not None,
         "model.share_prefix is false": not config.model.share_prefix,
         "model.attention_kernel=oracle has no log-sum-exps": config.model.attention_kernel == "oracle",
         "sequence ranks sample every prompt together (rollout.split=prompts)": (

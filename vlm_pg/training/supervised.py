@@ -1,33 +1,42 @@
-"""A step's batch for supervised training: records' own responses, each the one rollout of its question's group."""
+"""Batches of records' own responses: supervised training, and pairs of a chosen and a rejected response.
+
+The update does the rest: questions on one video, and both responses of a pair, share their prefix there.
+"""
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+
+import torch
 
 from vlm_pg.config import RunConfig
 from vlm_pg.distributed import check_stop
 from vlm_pg.errors import SampleError
 from vlm_pg.metrics import LENGTH_CHART, Metric
+from vlm_pg.models.reference import ScoringPolicy, scoring_phase
 from vlm_pg.prompts.responses import ResponseBuilder
+from vlm_pg.rollout.scoring import PolicyScorer
 from vlm_pg.tally import Tally
 from vlm_pg.training.collect import Batches, StepBatch
 from vlm_pg.training.engines import Engine
 from vlm_pg.training.groups import GROUPS, RESPONSE_LENGTH
 from vlm_pg.training.phases import Phases
 from vlm_pg.training.questions import QuestionStream
-from vlm_pg.types import BadSample, Prompt, RolloutGroup, Sample
+from vlm_pg.types import BadSample, Prompt, Rollout, RolloutGroup, Sample
 
 TRAINED_LENGTH = Metric("trained_tokens_mean", "tokens with loss, mean", chart=LENGTH_CHART)
 
 
 class SupervisedBatches(Batches):
-    """Batches of the records' responses. The update does the rest: questions on one video share its prefix there."""
+    """A record's response is the one rollout of its question's group."""
 
     scores_itself = False
 
     def __init__(self, config: RunConfig, engine: Engine, stream: QuestionStream, phases: Phases):
-        self._prompts_per_step = config.training.prompts_per_step
-        self._engine, self._policy = engine, engine.policy
+        self._config, self._engine, self._policy = config, engine, engine.policy
         self._stream, self._phases = stream, phases
         self._responses = ResponseBuilder(engine.policy.processor, config.rollout.max_new_tokens)
         self.position = stream.position
@@ -38,7 +47,7 @@ class SupervisedBatches(Batches):
 
     def collect(self, step: int, steps_ahead: int) -> StepBatch:
         """See ``Batches``."""
-        samples = self._stream.take(self._prompts_per_step)
+        samples = self._stream.take(self._config.training.prompts_per_step)
         with self._phases.timed("prompts"):
             questions = self._stream.load(samples)
             self._stream.decode_ahead(steps_ahead)
@@ -48,13 +57,13 @@ class SupervisedBatches(Batches):
         if (parallel := self._engine.parallel) is not None:
             prompts = parallel.gather_prompts([group.prompt for group in groups])
             parallel.prompts = {prompt.sample_id: prompt for prompt in prompts}
+        groups = self._scored(groups)
         with self._phases.waiting():
             check_stop()
         self.position = self._stream.position
         tally = Tally()
         tally.add(GROUPS, len(groups))
-        for group in groups:
-            (response,) = group.rollouts
+        for response in (response for group in groups for response in group.rollouts):
             tally.add(RESPONSE_LENGTH, len(response.token_ids))
             tally.add(TRAINED_LENGTH, response.num_trained)
         tally.add(RESPONSE_LENGTH, 0, 0)  # exists without groups, too
@@ -62,15 +71,84 @@ class SupervisedBatches(Batches):
         return StepBatch(shown, groups, None, tally.reduced())
 
     def _groups(
-        self, questions: list[tuple[Sample, Prompt]], order: dict[str, int]
+        self, questions: Sequence[tuple[Sample, Prompt]], order: dict[str, int]
     ) -> tuple[list[RolloutGroup], list[BadSample]]:
         groups, bad = [], []
         for sample, prompt in questions:
             try:
-                response = self._responses.build(sample, prompt)
+                rollouts = self._rollouts(sample, prompt)
             except SampleError as error:
                 bad.append(BadSample(sample.sample_id, error.reason, str(error), sample.where))
                 continue
-            version, place = self._policy.weights_version, order[sample.sample_id]
-            groups.append(RolloutGroup(sample, prompt, (response,), version, advantages=(1.0,), order=place))
+            version, place, ones = self._policy.weights_version, order[sample.sample_id], (1.0,) * len(rollouts)
+            group = RolloutGroup(sample, prompt, rollouts, version, advantages=ones, order=place)
+            groups.append(replace(group, is_pair=len(rollouts) > 1))
         return groups, bad
+
+    def _rollouts(self, sample: Sample, prompt: Prompt) -> tuple[Rollout, ...]:
+        return (self._responses.build(sample, prompt),)
+
+    def _scored(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        return groups
+
+
+class PairBatches(SupervisedBatches):
+    """Chosen and rejected response are the two rollouts of a group, with the reference's log-probabilities.
+
+    The reference scores both behind one prompt, and each pair once.
+
+    Args:
+        known: of pairs scored before, by sample id: log-probabilities of chosen and rejected response. Grows where
+            there is more than one epoch.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        engine: Engine,
+        stream: QuestionStream,
+        phases: Phases,
+        reference: ScoringPolicy,
+        known: dict[str, list[float]],
+    ):
+        super().__init__(config, engine, stream, phases)
+        self._reference, self._known = reference, known
+        self._scorer = PolicyScorer(reference, config.rollout.prefill_tokens)
+        self._keeps = config.training.steps * config.training.prompts_per_step > stream.num_samples
+
+    def _rollouts(self, sample: Sample, prompt: Prompt) -> tuple[Rollout, ...]:
+        if not sample.rejected:
+            raise SampleError(
+                "no_rejected_response",
+                "the record has no 'rejected' response. training.objective=dpo trains on pairs. Add one, or train on "
+                "the record with training.objective=sft.",
+            )
+        rejected = replace(sample, turns=(sample.rejected,))
+        return self._responses.build(sample, prompt), self._responses.build(rejected, prompt)
+
+    def _scored(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        new = [group for group in groups if group.sample.sample_id not in self._known]
+        score = self._scorer.score
+        if self._engine.parallel is not None:
+            score = partial(self._engine.parallel.score, self._scorer)
+        with self._phases.timed("reference"), scoring_phase(self._reference), self._engine.gathered_parameters():
+            found = score([group.response_group for group in new], 1.0)
+        scored = {
+            group.sample.sample_id: [float(logprobs.sum()) for logprobs in of_pair]
+            for group, of_pair in zip(new, found, strict=True)
+        }
+        known = ChainMap(scored, self._known)
+        groups = [_with_logprobs(group, known[group.sample.sample_id]) for group in groups]
+        if self._keeps:
+            self._known |= scored
+        return groups
+
+
+def _with_logprobs(group: RolloutGroup, sums: Sequence[float]) -> RolloutGroup:
+    """With log-probabilities of whole responses, at their first tokens: the loss reads sums."""
+    rollouts = []
+    for rollout, of_response in zip(group.rollouts, sums, strict=True):
+        logprobs = torch.zeros(len(rollout.token_ids))
+        logprobs[0] = of_response
+        rollouts.append(replace(rollout, rollout_logprobs=logprobs))
+    return replace(group, rollouts=tuple(rollouts))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from vlm_pg.data.bad import BadSampleLog
 from vlm_pg.distributed import gather_objects, sum_over_ranks
 from vlm_pg.errors import SampleError, ServerError, TooManyBadSamples, VlmPgError
 from vlm_pg.metrics import SECONDS_CHART, THROUGHPUT_CHART, Chart, Metric
+from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import ScoringPolicy
 from vlm_pg.observe.console import Console, generation_line, sharing_line
 from vlm_pg.observe.logs import MetricsLog, RolloutsLog
@@ -51,7 +53,8 @@ CORE_WAIT = Metric("core_wait_share", "share of the step", "same")
 class Progress:
     """Counts in a checkpoint beside weights and optimizer state; random numbers derive from ``step``.
 
-    ``questions``: position in the data's order. ``updates``: of the optimizer.
+    ``questions``: position in the data's order. ``updates``: of the optimizer. ``reference_logprobs``: of preference
+    pairs, see ``PairBatches``.
     """
 
     step: int = 0
@@ -59,13 +62,15 @@ class Progress:
     updates: int = 0
     tokens_computed: float = 0.0
     tokens_repeated: float = 0.0
+    reference_logprobs: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, state: Mapping[str, Any], prompts_per_step: int) -> Progress:
         """From a checkpoint's state; one without counts is of a run in which every step was one update."""
         step = state["step"]
         questions, updates = state.get("questions", step * prompts_per_step), state.get("updates", step)
-        return cls(step, questions, updates, state.get("tokens_computed", 0.0), state.get("tokens_repeated", 0.0))
+        computed, repeated = state.get("tokens_computed", 0.0), state.get("tokens_repeated", 0.0)
+        return cls(step, questions, updates, computed, repeated, state.get("reference_logprobs", {}))
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class Trainer:
         config: RunConfig,
         engine: Engine,
         reference: ScoringPolicy | None,
+        teacher: Policy | None,
         data: TrainingData,
         rewarder: Rewarder,
         progress: Progress,
@@ -122,9 +128,11 @@ class Trainer:
         self._digests = dict(data.digests)
         question_at, should_stop = progress.questions, stop.between_tokens
         self.stream = QuestionStream(config, data, question_at, self._record_bad, engine.ranks, should_stop)
-        parts = BatchParts(self.stream, data.samples, rewarder, folder.path, phases, stop, console.warn)
-        self.batches = make_batches(config, engine, reference, parts)
-        self._reference_in_loss = reference if config.algorithm.kl_in == "loss" else None
+        known = progress.reference_logprobs
+        parts = BatchParts(self.stream, data.samples, rewarder, folder.path, phases, stop, console.warn, known)
+        self.batches = make_batches(config, engine, reference, teacher, parts)
+        in_loss = config.algorithm.kl_in == "loss" and config.training.objective == "rl"
+        self._reference_in_loss = reference if in_loss else None
         if config.training.balance and engine.parallel is not None:
             engine.parallel.balance_work()
         self._logged_sharing = self._warned_of_cores = False
@@ -307,6 +315,7 @@ class Trainer:
                 "updates": progress.updates,
                 "tokens_computed": progress.tokens_computed,
                 "tokens_repeated": progress.tokens_repeated,
+                "reference_logprobs": dict(ChainMap(*gather_objects(progress.reference_logprobs))),
                 "seconds": self.phases.seconds,
                 "settings": checkpoint_settings(self.config),
                 "data": self._digests,

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import torch
 
-from vlm_pg.algorithms.losses import KL, response_token_weights
-from vlm_pg.algorithms.settings import AlgorithmSettings
+from vlm_pg.algorithms.losses import KL, TokenLoss, nll, no_loss, preference, response_token_weights
+from vlm_pg.algorithms.settings import AlgorithmSettings, DistillationSettings
 from vlm_pg.algorithms.tokens import IMPORTANCE, IMPORTANCE_ESS, IMPORTANCE_SQUARE
 from vlm_pg.batching.plan import MicroBatch, Piece
 from vlm_pg.config import RunConfig
@@ -29,7 +29,6 @@ from vlm_pg.training.engines import Engine
 from vlm_pg.training.groups import Update, step_order, trains
 from vlm_pg.training.loss import LOSS, GroupLoss, LogprobsSource, behaviour_logprobs
 from vlm_pg.training.parallel import StepShares
-from vlm_pg.training.settings import Objective
 from vlm_pg.training.step_features import StepFeatures
 from vlm_pg.types import RolloutGroup
 
@@ -66,6 +65,8 @@ class UpdateSettings:
         micro_batch_tokens: token budget of one forward and backward, in which a shared prefix counts once.
         logprobs: the denominator of the loss's ratio, see ``behaviour_logprobs``.
         max_new_tokens: the length that ``loss_average=constant_length`` divides by.
+        objective_loss: of another objective than rl, in place of ``algorithm.loss``.
+        distillation: groups have a teacher's tokens.
     """
 
     algorithm: AlgorithmSettings
@@ -73,20 +74,24 @@ class UpdateSettings:
     temperature: float = 1.0
     logprobs: LogprobsSource = "reuse"
     max_new_tokens: int | None = None
-    objective: Objective = "rl"
+    objective_loss: TokenLoss | None = None
+    distillation: DistillationSettings | None = None
 
     @classmethod
     def of(cls, config: RunConfig) -> UpdateSettings:
         """Those of a run's configuration."""
-        rollout, training = config.rollout, config.training
-        return cls(
-            config.algorithm,
-            training.micro_batch_tokens,
-            rollout.temperature,
-            rollout.logprobs,
-            rollout.max_new_tokens,
-            training.objective,
-        )
+        rollout, algorithm = config.rollout, config.algorithm
+        loss: TokenLoss | None = None
+        if config.training.objective == "sft":
+            loss = partial(nll, settings=algorithm)
+        elif config.training.objective == "dpo":
+            algorithm = algorithm.model_copy(update={"loss_average": "sequence_sum"})  # a pair counts as one
+            loss = partial(preference, settings=config.preference)
+        elif config.training.objective == "distill":
+            loss = no_loss
+        teacher = config.distillation if config.distillation.teacher else None
+        budget = config.training.micro_batch_tokens
+        return cls(algorithm, budget, rollout.temperature, rollout.logprobs, rollout.max_new_tokens, loss, teacher)
 
 
 def run_updates(engine: Engine, reference: ScoringPolicy | None, step: Update, config: RunConfig) -> dict[str, float]:
@@ -198,6 +203,8 @@ def update_policy(
         if not slot.recorded:
             responses = [replace(response, forwards=()) for response in responses]
         streams = pack_micro_batch(policy, responses, micro, slot.chunks if slot.chunks > 1 else 0, engine.sequence)
+        if settings.distillation is not None and groups:
+            streams = streams.reading([loss.teacher_tokens(chunk) for chunk in micro.chunks])
         # The reference's passes come before those of the policy take their memory. It runs on idle ranks too: its
         # weights may be sharded.
         ref_logprobs: list[torch.Tensor] | None = None
@@ -271,8 +278,8 @@ def _weighted(
         with nullcontext() if policy.vision.trains else engine.gathered_parameters():
             vision = StepFeatures(policy, [group.prompt for group in groups], engine.sequence)
         groups = [replace(group, prompt=prompt) for group, prompt in zip(groups, vision.prompts, strict=True)]
-    measured = update.measure_mismatch
-    return GroupLoss(policy, groups, weights, algorithm, behaviour, measured, settings.objective), vision
+    further = update.measure_mismatch, settings.objective_loss, settings.distillation
+    return GroupLoss(policy, groups, weights, algorithm, behaviour, *further), vision
 
 
 def _one_each(by_group: Sequence[Sequence[T]]) -> list[list[T]]:

@@ -85,7 +85,7 @@ def _tiles(run: RunData) -> list[dict[str, Any]]:
             words = Markup("{} on ").format(change) + words if words else Markup(change)
         tiles = [tile("accuracy", percent(end), words, None if start is None else percent(start))]
     trained = run.metrics.of("train")
-    name = "nll" if "nll" in trained else "reward"
+    name = next((one for one in ("nll", "preference/accuracy") if one in trained), "reward")
     values = trained.get(name, Series()).values
     if values:
         width = window_of(len(values))
@@ -161,7 +161,7 @@ def curves_view(run: RunData) -> dict[str, Any]:
         metrics[_SAVED], drawn[_SAVED] = saved, Drawn("of the tokens repeating it would cost", SAVED_CHART)
     planned = planned_charts(metrics, drawn)
     titles = {plan.title for plan, _ in planned}
-    of_rl = () if "nll" in metrics else MAIN_CHARTS
+    of_rl = MAIN_CHARTS if "reward" in metrics else ()
     missing = ", ".join(chart.title for chart in of_rl if chart.title not in titles)
     more = [chart for plan, chart in planned if plan.position >= 10] + _phase_charts(run)
     return {
