@@ -118,8 +118,9 @@ def eval(arguments: argparse.Namespace) -> int:
 
 def sample(arguments: argparse.Namespace) -> int:
     _use_expandable_segments()
-    # Whatever the configuration trains on: settings of rollouts are refused beside other objectives.
-    config = _config(arguments.config, [*arguments.overrides, "training.objective=rl"])
+    from vlm_pg.config import load_sampling_config
+
+    config = load_sampling_config(arguments.config, arguments.overrides)
     check_data(config, train=True)
     with imported_at_once():
         from vlm_pg.eval.sample_command import sample

@@ -112,7 +112,8 @@ def test_a_server_samples(folder: Path, tmp_path: Path) -> None:
     of_server = ["rollout.engine=server", f"rollout.server.url={server.url}", "rollout.server.wait_seconds=0"]
     try:
         for name in ("first", "second"):
-            overrides = [*of_server, "data.limit=4", "training.objective=sft"]
+            # Whatever it trains on.
+            overrides = [*of_server, "data.limit=4", "training.objective=dpo", "preference.beta=0.2"]
             assert main(["sample", str(folder / "run.yaml"), *overrides, "--out", str(tmp_path / name)]) == 0
     finally:
         server.stop()
@@ -154,7 +155,7 @@ def test_selected_responses_train(folder: Path, tmp_path: Path, capsys: pytest.C
     assert all(line["loss"] > 0 and line["groups"] == 3 for line in read_lines(tmp_path / "run/metrics.jsonl"))
 
 
-def test_pairs_are_read_back(folder: Path, tmp_path: Path) -> None:
+def test_pairs_train(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["select", str(folder / "samples"), "--out", str(tmp_path / "pairs"), "--pairs"]) == 0
     selected, _ = open_records(Path(f"{tmp_path / 'pairs'}:train"))
     assert selected
@@ -165,6 +166,15 @@ def test_pairs_are_read_back(folder: Path, tmp_path: Path) -> None:
     for one in selected:
         accuracy = by_id[one.sample_id.rpartition("-")[0]]
         assert accuracy[one.response] == 1 and accuracy[one.rejected] < 1
+    ended = train_here(
+        folder / "run.yaml",
+        *settings_of(capsys.readouterr().out),
+        f"run.dir={tmp_path / 'run'}",
+        "training.objective=dpo",
+        "training.micro_batch_tokens=300",
+        "rollout.num_generations=8",
+    )
+    assert ended.code == 0, ended.printed
 
 
 def test_training_uses_records_of_a_difficulty(folder: Path, tmp_path: Path) -> None:
@@ -185,7 +195,7 @@ def test_several_sets_keep_their_names(folder: Path, tmp_path: Path, capsys: pyt
     assert [row["dataset"] for row in rows(out)] == ["one"] * 4 + ["two"] * 4
     assert main(["select", str(out), "--out", str(tmp_path / "sft"), "--min-accuracy", "0"]) == 0
     printed = capsys.readouterr().out
-    assert f"data.media_root='{{one: {clips}, two: {clips}}}'" in printed
+    assert f"'data.media_root={{one: {clips}, two: {clips}}}'" in printed
     assert {path.name for path in (tmp_path / "sft").iterdir()} == {"one", "two", "selection.json"}
     difficulty = f"data.difficulty={{file: {out}}}"
     ended = train_here(folder / "run.yaml", *own, difficulty, f"run.dir={tmp_path / 'run'}", "training.steps=1")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vlm_pg.data.sample_sets import named_id
 from vlm_pg.errors import ConfigError, printable
 
 SAMPLES = "samples.jsonl"
@@ -42,14 +43,19 @@ class SampledFile:
             )
         self.p_correct: dict[str, float | None] = {}
         self._offsets: dict[str, int] = {}
-        for number, offset, row in self._lines():
-            name = id_of_row(row)
-            if name in self._offsets:
-                raise ConfigError(
-                    f"{self.path}:{number} is a second row of question '{printable(name, 200)}'. One row per question "
-                    "is expected. Sample again, or remove one."
-                )
-            self._offsets[name], self.p_correct[name] = offset, row["p_correct"]
+        offset = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                row = parsed_sample_row(line)
+                name = None if row is None else named_id(row["problem_id"], row.get("dataset", ""))
+                if row is None or name is None or name in self._offsets:
+                    what = "no row of vlm-pg sample" if name is None else f"a second row of '{printable(name, 200)}'"
+                    raise ConfigError(
+                        f"{self.path}:{number} is {what}. One JSON object per question with problem_id, responses and "
+                        "p_correct is expected. Sample again, or correct the line."
+                    )
+                self._offsets[name], self.p_correct[name] = offset, row["p_correct"]
+                offset += len(line)
 
     def rows(self, sample_ids: Iterator[str]) -> Iterator[Mapping[str, Any] | None]:
         """The row of each question; None where it has none."""
@@ -60,24 +66,6 @@ class SampledFile:
                     continue
                 file.seek(offset)
                 yield json.loads(file.readline())
-
-    def _lines(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        offset = 0
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                row = parsed_sample_row(line)
-                if row is None:
-                    raise ConfigError(
-                        f"{self.path}:{number} is not a row of {SAMPLES}. One JSON object a line with problem_id, "
-                        "responses and p_correct is expected. Sample again, or correct the line."
-                    )
-                yield number, offset, row
-                offset += len(line)
-
-
-def id_of_row(row: Mapping[str, Any]) -> str:
-    """The sample id of a row, as ``data.sample_sets.named`` makes it."""
-    return "/".join(filter(None, (row.get("dataset", ""), row["problem_id"])))
 
 
 def parsed_sample_row(line: bytes) -> dict[str, Any] | None:

@@ -108,20 +108,15 @@ def select(samples: Path, data: DataSettings, out: Path, wanted: Selection) -> l
         report = {"samples": str(sampled.path), "selection": asdict(wanted), "written": written, "lines": lines}
         write_json_atomic(whole / REPORT, report)
         whole.rename(out)
-    return [*lines, _settings_line(data, out, list(written), wanted.pairs)]
+    roots = {name: str(data.root_for(data.train_sets[name], name)) for name in written}
+    trains = _override("data.train", {name: f"{out / name}:train" for name in written})
+    objective = "dpo" if wanted.pairs else "sft"
+    return [*lines, f"train with training.objective={objective} {trains} {_override('data.media_root', roots)}"]
 
 
-def _settings_line(data: DataSettings, out: Path, names: Sequence[str], pairs: bool) -> str:
-    trains = {name: f"{out / name}:train" for name in names}
-    roots = {name: str(data.root_for(data.train_sets[name], name)) for name in names}
-
-    def value(by_name: Mapping[str, str]) -> str:
-        if list(by_name) == [""]:
-            return by_name[""]
-        return "'{" + ", ".join(f"{name}: {path}" for name, path in by_name.items()) + "}'"
-
-    what = "preference pairs" if pairs else "train with training.objective=sft"
-    return f"{what}: data.train={value(trains)} data.media_root={value(roots)}"
+def _override(key: str, by_name: Mapping[str, str]) -> str:
+    one = by_name.get("")
+    return f"{key}={one}" if one else f"'{key}={{{', '.join(f'{name}: {path}' for name, path in by_name.items())}}}'"
 
 
 class _Selector:

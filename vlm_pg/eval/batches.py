@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from types import TracebackType
 
@@ -37,19 +36,6 @@ class SampledBatch:
     prompts: Sequence[tuple[Sample, Prompt]]
     rollouts: Sequence[tuple[Rollout, ...]]
     faults: Sequence[BadSample]
-
-    @classmethod
-    def of(
-        cls,
-        number: int,
-        form: int,
-        prompts: Sequence[tuple[Sample, Prompt]],
-        faults: Sequence[BadSample],
-        sampled: Callable[[], Sampled],
-    ) -> SampledBatch:
-        """Wait for the rollouts."""
-        rollouts, more = sampled()
-        return cls(number, form, prompts, rollouts, [*faults, *more])
 
 
 def batches_of(
@@ -175,19 +161,25 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
             finish: called with each batch and form, in order.
             tampers: one for each form.
         """
-        pending: deque[Callable[[], SampledBatch]] = deque()
+        pending: deque[tuple[int, int, list[tuple[Sample, Prompt]], list[BadSample], Callable[[], Sampled]]] = deque()
+
+        def finish_first() -> None:
+            number, form, prompts, faults, sampled = pending.popleft()
+            rollouts, more = sampled()
+            finish(SampledBatch(number, form, prompts, rollouts, [*faults, *more]))
+
         for number, batch in enumerate(batches):
             if number + 1 < len(batches):
                 source.prefetch([*batch, *batches[number + 1]])
             for form, tamper in enumerate(tampers):
                 prompts, faults = source.load(batch, tamper, should_stop)
                 sampled = self.submit([prompt for _, prompt in prompts], f"{key}/{form}")
-                pending.append(partial(SampledBatch.of, number, form, prompts, faults, sampled))
+                pending.append((number, form, prompts, faults, sampled))
                 del prompts, sampled  # free their pixels before the next are decoded
                 while len(pending) > self.depth:
-                    finish(pending.popleft()())
+                    finish_first()
         while pending:
-            finish(pending.popleft()())
+            finish_first()
 
     def _sample(self, prompts: Sequence[Prompt], key: str) -> Sampled:
         return self._sampler.generate(prompts, key), self._sampler.take_faults() or []

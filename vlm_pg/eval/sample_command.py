@@ -182,13 +182,12 @@ class _Sampling:
         for (sample, prompt), rollouts in zip(one.prompts, one.rollouts, strict=True):
             if rollouts:
                 rows[sample.sample_id] = _row(prompt, [(rollout, next(rewards)) for rollout in rollouts])
-        names = {sample.sample_id: sample.dataset for sample in batch}
-        return [_named(rows[sample_id], sample_id, dataset) for sample_id, dataset in names.items()]
+        return [_names(sample) | rows[sample.sample_id] for sample in batch]
 
 
-def _named(row: Row, sample_id: str, dataset: str) -> Row:
-    name = {"problem_id": sample_id.removeprefix(f"{dataset}/")} | ({"dataset": dataset} if dataset else {})
-    return {"sample_id": sample_id, **name, **row}
+def _names(sample: Sample) -> Row:
+    own = {"sample_id": sample.sample_id, "problem_id": sample.sample_id.removeprefix(f"{sample.dataset}/")}
+    return own | ({"dataset": sample.dataset} if sample.dataset else {})
 
 
 def _row(prompt: Prompt, responses: Sequence[tuple[Rollout, RewardBreakdown]]) -> Row:

@@ -273,9 +273,7 @@ class _Run:
         meanwhile."""
         config, trainer = self.config, None
         with suppress(InterruptedError):
-            source = self.sources.for_training(
-                config.data.prompt_cache_mb * 2**20, config.training.objective == "rl"
-            )
+            source = self.sources.for_training(config.data.prompt_cache_mb * 2**20, config.training.objective == "rl")
             trainer = Trainer(
                 config,
                 self.engine,

@@ -88,7 +88,7 @@ def test_right_responses_become_records_and_the_rest_is_counted(samples: Path) -
         "removed: 1 rows of the samples without a record",
     }
     out = samples.parent
-    assert lines[-1] == f"train with training.objective=sft: data.train={out}/out:train data.media_root={out}"
+    assert lines[-1] == f"train with training.objective=sft data.train={out}/out:train data.media_root={out}"
     assert json.loads((out / "out/selection.json").read_text())["lines"] == lines[:-1]
 
 
@@ -127,7 +127,7 @@ def test_pairs_use_each_response_once(samples: Path) -> None:
     assert len(set(rejected)) == 2 and set(rejected) < {"A", "C", "D"}
     assert lines[0].startswith("selected: 2 pairs of 1 questions")
     assert "removed: 4 responses without a counterpart for a pair" in lines
-    assert lines[-1].startswith("preference pairs: data.train=")
+    assert lines[-1].startswith("train with training.objective=dpo data.train=")
 
 
 def test_a_response_behind_an_opened_thought_begins_with_it(samples: Path) -> None:
@@ -167,11 +167,8 @@ def test_refusals(samples: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--records is a.jsonl, b=b.jsonl\. Of several sets each needs a name"):
         records_of(samples, ["a.jsonl", "b=b.jsonl"])
     for text, message in (
-        (json.dumps(ROWS[0]) + "\n{}\n", r"samples.jsonl:2 is not a row of samples.jsonl\. One JSON object a line"),
-        (
-            2 * (json.dumps(ROWS[0]) + "\n"),
-            r"samples.jsonl:2 is a second row of question 'easy'\. One row per question",
-        ),
+        (json.dumps(ROWS[0]) + "\n{}\n", r"samples.jsonl:2 is no row of vlm-pg sample\. One JSON object per question"),
+        (2 * (json.dumps(ROWS[0]) + "\n"), r"samples.jsonl:2 is a second row of 'easy'\. One JSON object per question"),
     ):
         samples.write_text(text)
         with pytest.raises(ConfigError, match=message):
