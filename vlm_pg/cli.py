@@ -29,7 +29,7 @@ exit codes:
   2    something you can put right: a setting, a file, a model (one message, no traceback)
   75   another process of the run has gone or failed; one message says which
   130  stopped by Ctrl-C; `train` has written a checkpoint, from which run.resume=auto goes on (after SIGTERM and
-       SIGUSR1 it has, too, and ends with 0); the same `eval` goes on where it was
+       SIGUSR1 it has, too, and ends with 0); the same `eval` or `sample` goes on where it was
 """
 _EVAL_EPILOG = """\
 settings that are often given:
@@ -168,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--dry-run", action="store_true", help="print the servers' command lines and start nothing")
 
     _add_data(add)
+    _add_sampling(add)
     _add_results(add)
     _add_measurements(add)
     _add_doctor(add)
@@ -193,6 +194,48 @@ def _add_data(add: _Add) -> None:
     check.add_argument(
         "--out", metavar="FOLDER", type=Path, help="where check.json, check.html, refused.jsonl, warned.jsonl go"
     )
+
+
+def _add_sampling(add: _Add) -> None:
+    sample = add("sample", "sample and score responses to the training records")
+    sample.add_argument("config", metavar="CONFIG", type=Path, help="YAML file: model, data.train, rollout, reward")
+    _add_overrides(sample)
+    sample.add_argument("--out", metavar="FOLDER", type=Path, help="default: samples in the run's folder")
+
+    select = add("select", "make a supervised or preference set of sampled responses")
+    select.add_argument(
+        "samples", metavar="SAMPLES", type=Path, help="the folder of vlm-pg sample, or its samples.jsonl"
+    )
+    select.add_argument(
+        "--records",
+        metavar="[NAME=]RECORDS",
+        action="append",
+        default=[],
+        help="records that were sampled, once for each set (default: as SAMPLES' protocol.json says)",
+    )
+    select.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="a folder that does not exist yet")
+    select.add_argument(
+        "--pairs", action="store_true", help="preference pairs: a right response as chosen, a wrong one as rejected"
+    )
+    select.add_argument(
+        "--min-accuracy", type=float, default=1.0, metavar="A", help="accuracy of a right response (default: 1)"
+    )
+    select.add_argument(
+        "--difficulty",
+        type=float,
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="only questions whose share of right responses (p_correct) lies within",
+    )
+    select.add_argument(
+        "--per-question",
+        type=_count,
+        metavar="N",
+        help="at most N responses (pairs) of a question, in an order drawn from --seed (default: all)",
+    )
+    select.add_argument("--min-tokens", type=_count, default=1, metavar="N", help="shortest response")
+    select.add_argument("--max-tokens", type=_count, metavar="N", help="longest response")
+    select.add_argument("--seed", type=int, default=0, metavar="S", help="of --per-question (default: 0)")
 
 
 def _add_results(add: _Add) -> None:

@@ -116,6 +116,29 @@ def eval(arguments: argparse.Namespace) -> int:
     return _end_rank(EXIT_OK)
 
 
+def sample(arguments: argparse.Namespace) -> int:
+    _use_expandable_segments()
+    from vlm_pg.config import load_sampling_config
+
+    config = load_sampling_config(arguments.config, arguments.overrides)
+    check_data(config, train=True)
+    with imported_at_once():
+        from vlm_pg.eval.sample_command import sample
+
+    sample(config, arguments.out)
+    return _end_rank(EXIT_OK)
+
+
+def select(arguments: argparse.Namespace) -> int:
+    from vlm_pg.data.selection import Selection, records_of, select
+
+    names = ("pairs", "min_accuracy", "difficulty", "per_question", "min_tokens", "max_tokens", "seed")
+    data = records_of(arguments.samples, arguments.records)
+    for line in select(arguments.samples, data, arguments.out, Selection(**{n: getattr(arguments, n) for n in names})):
+        print(visible(line))
+    return EXIT_OK
+
+
 def score(arguments: argparse.Namespace) -> int:
     from vlm_pg.eval.judging.judge import judge_of_arguments
     from vlm_pg.eval.score_command import Scoring, score

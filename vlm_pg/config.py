@@ -113,6 +113,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     return _validated(read_tree(Path(path)), overrides, Path(path))
 
 
+def load_sampling_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """As ``load_config``, of a run that only samples: other objectives refuse settings of rollouts."""
+    tree = read_tree(Path(path))
+    for override in [*overrides, "training.objective=rl"]:
+        apply_override(tree, override)
+    for section in ("preference", "distillation"):
+        tree.values.pop(section, None)
+    return _validated(tree, (), Path(path))
+
+
 def config_of(values: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration that a file (``path``) contains in full. Raises ConfigError: as ``load_config``."""
     tree = ConfigTree()

@@ -32,7 +32,8 @@ from vlm_pg.config import RunConfig
 from vlm_pg.data.records import read_records
 from vlm_pg.eval.answer_files import AnswerFiles, answers_path, read_answers
 from vlm_pg.eval.contracts import Answered
-from vlm_pg.eval.runner import EvalModel, Evaluator
+from vlm_pg.eval.eval_model import EvalModel
+from vlm_pg.eval.runner import Evaluator
 from vlm_pg.media.loader import MediaLoader
 from vlm_pg.models.loading import DTYPES, make_policy
 from vlm_pg.models.settings import ModelSettings

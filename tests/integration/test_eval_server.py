@@ -288,7 +288,7 @@ def test_no_weights_are_loaded_and_a_model_named_by_the_key_is_recorded_without_
         raise AssertionError("weights were loaded")
 
     key = "sk-0123456789abcdefghij"
-    monkeypatch.setattr("vlm_pg.eval.main.load_policy", refused)
+    monkeypatch.setattr("vlm_pg.eval.eval_model.load_policy", refused)
     monkeypatch.setenv("OPENAI_API_KEY", key)
     monkeypatch.setattr(server, "models", {"data": [{"id": f"m-{key}", "owned_by": "vllm"}]})
     assert evaluate(folder, "key", *by(server), "eval.limit=1", "eval.sets=[plain]") == 0

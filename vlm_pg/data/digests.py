@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlm_pg.data.files import files_of
+from vlm_pg.data.sampled import SAMPLES
 from vlm_pg.data.settings import DataSettings
 from vlm_pg.errors import ConfigError
 
@@ -18,6 +19,9 @@ def data_digests(data: DataSettings, usable: Mapping[str, int] | None = None) ->
     """
     paths = {_train(name): path for name, path in data.train_sets.items()}
     paths |= {f"data.eval.{name}": path for name, path in data.eval.items()}
+    if data.difficulty is not None:
+        samples = data.difficulty.file
+        paths["data.difficulty.file"] = samples / SAMPLES if samples.is_dir() else samples
     digests: dict[str, dict[str, Any]] = {}
     for key, path in paths.items():
         try:

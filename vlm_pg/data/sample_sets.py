@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +62,11 @@ def sources_of(samples: Sequence[Sample]) -> tuple[list[str], np.ndarray]:
     return names, np.array([indices[sample.source] for sample in samples], dtype=np.int32)
 
 
+def ids_of(samples: Sequence[Sample]) -> Iterator[str]:
+    """The samples' ids, in order."""
+    return samples.ids() if isinstance(samples, StreamedSamples) else (sample.sample_id for sample in samples)
+
+
 def media_of(samples: Sequence[Sample]) -> np.ndarray:
     """A number for the media of each sample, int64 [N]: equal for samples of equal media, unique for those without."""
     keys = samples.media_keys() if isinstance(samples, StreamedSamples) else (sample.media for sample in samples)
@@ -79,6 +84,10 @@ class StreamedSamples(Sequence[Sample], ABC):
     @abstractmethod
     def sources(self) -> tuple[list[str], np.ndarray]:
         """See ``sources_of``."""
+
+    @abstractmethod
+    def ids(self) -> Iterator[str]:
+        """See ``ids_of``."""
 
     @abstractmethod
     def media_keys(self) -> Iterator[Any]:
@@ -142,6 +151,10 @@ class PreparedRecords(StreamedSamples):
         names = sorted(codes)
         order = np.argsort([codes[name] for name in names]).astype(np.int32)
         return names, order[codes_N]
+
+    def ids(self) -> Iterator[str]:
+        """See ``ids_of``; reads that column alone."""
+        return self._column("problem_id")
 
     def media_keys(self) -> Iterator[Any]:
         """See ``StreamedSamples``."""
@@ -215,11 +228,16 @@ def open_training(data: DataSettings) -> tuple[Sequence[Sample], list[BadSample]
     return SeveralSets({name: samples for name, (samples, _) in opened.items()}), bad
 
 
+def named_id(sample_id: str, dataset: str) -> str:
+    """The id of a sample of one of several sets; "": there is one set, and the id is unchanged."""
+    return f"{dataset}/{sample_id}" if dataset else sample_id
+
+
 def named(record: Record, dataset: str) -> Record:
     """A record of one of several sets with the set's name; "": there is one set, and the record is unchanged."""
     if not dataset:
         return record
-    changes: dict[str, Any] = {"sample_id": f"{dataset}/{record.sample_id}"}
+    changes: dict[str, Any] = {"sample_id": named_id(record.sample_id, dataset)}
     if isinstance(record, Sample):
         changes["dataset"] = dataset
     return replace(record, **changes)
@@ -269,6 +287,10 @@ class SeveralSets(StreamedSamples):
     def any_media(self) -> bool:
         """See ``any_media``."""
         return any(map(any_media, self.sets.values()))
+
+    def ids(self) -> Iterator[str]:
+        """See ``ids_of``."""
+        return (named_id(one, name) for name, samples in self.sets.items() for one in ids_of(samples))
 
     def media_keys(self) -> Iterator[Any]:
         """See ``StreamedSamples``; media of different sets count as different."""
@@ -420,7 +442,18 @@ def used_samples(samples: Sequence[Sample], weights: Mapping[str, float]) -> Seq
     return _Subset(samples, order.used()) if isinstance(order, Mixture) else samples
 
 
-class _Subset(Sequence[Sample]):
+def chosen_samples(samples: Sequence[Sample], chosen_N: np.ndarray) -> Sequence[Sample]:
+    """The samples for which a boolean array is true, in order; those of several sets as sets."""
+    if isinstance(samples, SeveralSets):
+        parts = np.split(chosen_N, np.cumsum([len(one) for one in samples.sets.values()])[:-1])
+        chosen = (chosen_samples(one, part) for one, part in zip(samples.sets.values(), parts, strict=True))
+        return SeveralSets(dict(zip(samples.sets, chosen, strict=True)))
+    if isinstance(samples, StreamedSamples):
+        return _Subset(samples, np.flatnonzero(chosen_N))
+    return [sample for sample, is_chosen in zip(samples, chosen_N, strict=True) if is_chosen]
+
+
+class _Subset(StreamedSamples):
     """Some of many samples, which may be on disk and are read on demand. ``indices``: int64 [N]."""
 
     def __init__(self, samples: Sequence[Sample], indices: np.ndarray):
@@ -429,10 +462,31 @@ class _Subset(Sequence[Sample]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return _Subset(self._samples, self._indices[index])
+    def _slice(self, indices: range) -> Sequence[Sample]:
+        return _Subset(self._samples, self._indices[indices.start : indices.stop : indices.step])
+
+    def _sample(self, index: int) -> Sample:
         return self._samples[int(self._indices[index])]
+
+    def any_media(self) -> bool:
+        """See ``any_media``."""
+        return any_media(self._samples) and any(sample.media for sample in self)
+
+    def sources(self) -> tuple[list[str], np.ndarray]:
+        """See ``sources_of``."""
+        names, sources_N = sources_of(self._samples)
+        present, own_N = np.unique(sources_N[self._indices], return_inverse=True)
+        return [names[index] for index in present], own_N.astype(np.int32)
+
+    def ids(self) -> Iterator[str]:
+        """See ``ids_of``."""
+        chosen = np.zeros(len(self._samples), dtype=bool)
+        chosen[self._indices] = True  # ascending
+        return compress(ids_of(self._samples), chosen)
+
+    def media_keys(self) -> Iterator[Any]:
+        """See ``StreamedSamples``."""
+        return ((int(number),) for number in media_of(self._samples)[self._indices])
 
 
 def check_weights(names: Sequence[str], weights: Mapping[str, float]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -35,6 +35,26 @@ def _one_or_named(value: Any) -> Any:
 
 
 OneOrNamed = Annotated[Path | dict[str, Path] | None, BeforeValidator(_one_or_named)]
+
+
+class DifficultySettings(Settings):
+    """Training on records that a model answers neither always nor never."""
+
+    file: Path = Field(description="samples.jsonl of vlm-pg sample, or its folder.")
+    low: float = Field(0.0, ge=0, le=1, description="Least share of right responses (p_correct) of a record.")
+    high: float = Field(1.0, ge=0, le=1, description="Largest share of right responses (p_correct) of a record.")
+    missing: Literal["refuse", "keep", "drop"] = Field(
+        "refuse", description="Training records without a row in the file: an error, trained on, or left out."
+    )
+
+    def impossible(self) -> list[str]:
+        """See ``Settings.impossible``."""
+        if self.low <= self.high:
+            return []
+        return [
+            f"data.difficulty.low is {self.low:g}, above data.difficulty.high={self.high:g}, so that no record is in "
+            "between. Exchange them."
+        ]
 
 
 class DataSettings(Settings):
@@ -74,7 +94,11 @@ class DataSettings(Settings):
         "are equally frequent. A source with weight 0 is left out. With several sets, each set is a source.",
     )
     limit: int | None = Field(None, ge=1, description="Use only the first N usable training records (of each set).")
-
+    difficulty: DifficultySettings | None = Field(
+        None,
+        description="Train only on records whose share of right responses in vlm-pg sample is within bounds. It "
+        "applies after data.limit; records without a value (none could be scored) are left out.",
+    )
     prompt_cache_mb: int = Field(
         512,
         ge=0,
@@ -108,6 +132,8 @@ class DataSettings(Settings):
         if self.limit is not None and self.train:
             of_each = " of each set" if len(self.train_sets) > 1 else ""
             lines.append(f"data.limit: only the first {self.limit:,} usable training records{of_each} are asked for")
+        if self.difficulty is not None and self.train:
+            lines.append("data.difficulty: it chooses records in training alone, and does not count here")
         return lines
 
     @property
@@ -124,7 +150,7 @@ class DataSettings(Settings):
     def impossible(self) -> list[str]:
         """See ``Settings.impossible``."""
         known = {*self.train_sets, *self.eval} - {""}
-        found = []
+        found = [] if self.difficulty is None else self.difficulty.impossible()
         if self.train == {}:
             found.append("data.train is empty. A path, or the name of one set at least, is expected. Add one.")
         if isinstance(self.media_root, dict) and (unknown := sorted(set(self.media_root) - known)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,19 @@ class AnswerFiles:
         rank: of this process, which appends to a part of its own.
         prefix, suffix: around the set's name in file names.
         resumable: whether answers are written as they come, and existing ones are reused.
+        parse: the row that a line holds, with ``sample_id`` and ``fault``; None if it holds none.
     """
 
-    def __init__(self, folder: Path, rank: int, prefix: str = "answers_", suffix: str = "", resumable: bool = True):
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        prefix: str = "answers_",
+        suffix: str = "",
+        resumable: bool = True,
+        parse: Callable[[bytes], Row | None] | None = None,
+    ):
+        self._parse = parsed_row if parse is None else parse
         self._folder, self._rank, self._prefix, self._suffix = folder, rank, prefix, suffix
         self._resumable = resumable
 
@@ -46,12 +56,12 @@ class AnswerFiles:
         complete = self._folder / f"{self._stem(name)}.jsonl"
         for path in [*([complete] if complete.is_file() else []), *self._parts(name)]:
             for line in path.read_bytes().split(b"\n")[:-1]:
-                row = parsed_row(line)
+                row = self._parse(line)
                 # A fault may have been repaired by another rank since.
                 if row is not None and (row["fault"] is None or row["sample_id"] not in rows):
                     rows[row["sample_id"]] = row
         for row in rows.values():
-            for output in row["outputs"]:
+            for output in row.get("outputs", ()):
                 output.pop("judged", None)
         return rows
 

@@ -5,39 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlm_pg.answers.whole import WholeReader
 from vlm_pg.config import RunConfig, RunSettings
 from vlm_pg.data.bad import BadSampleLog
-from vlm_pg.distributed import Meeting, RankLayout, disconnect, join_ranks, local_device
+from vlm_pg.distributed import Meeting, RankLayout
 from vlm_pg.errors import ConfigError, TooManyBadSamples
 from vlm_pg.eval.answer_files import RESULT, AnswerFiles, answers_path, file_name, read_answers
+from vlm_pg.eval.eval_model import joined_ranks, open_policy, opened_model
 from vlm_pg.eval.eval_set import EvalSet
 from vlm_pg.eval.external_outputs import record_indices, write_lmms_samples
 from vlm_pg.eval.figure_lines import table
 from vlm_pg.eval.judging.judge import check_judge, judge_answers
 from vlm_pg.eval.record import PROTOCOL, compare_results, prepare_folder, protocol_record, run_above
 from vlm_pg.eval.report.page import write_eval_report
-from vlm_pg.eval.runner import EvalModel, Evaluator
+from vlm_pg.eval.runner import Evaluator
 from vlm_pg.eval.server_evaluation import ServerEvaluation
 from vlm_pg.eval.settings import NO_SETS
 from vlm_pg.files import write_json_atomic
-from vlm_pg.models.feature_cache import keep_features
-from vlm_pg.models.loading import WeightlessPolicy, load_policy
+from vlm_pg.models.loading import WeightlessPolicy
 from vlm_pg.models.policy import Policy
-from vlm_pg.observe.console import Console, quiet_libraries
+from vlm_pg.observe.console import Console
 from vlm_pg.observe.logs import save_strip
 from vlm_pg.observe.run_folder import RunFolder
 from vlm_pg.observe.run_lock import RunLock
-from vlm_pg.prompts.builder import PromptBuilder
-from vlm_pg.prompts.prompt_source import SourcePool
-from vlm_pg.rewards.rewarder import Rewarder
-from vlm_pg.threads import use_threads
 from vlm_pg.types import Prompt, Sample
-from vlm_pg.watch.watch import RankWatch
 
 
 def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = None) -> bool:
@@ -64,21 +57,12 @@ def evaluate(config: RunConfig, checkpoint: Path | None, like: Path | None = Non
     if not config.data.eval:
         raise ConfigError(NO_SETS)
     check_judge(config.eval.judge)
-    quiet_libraries()
-    use_threads(config.training.torch_threads)
-    join_ranks()
-    with RankWatch(RankLayout.here()) as watch:
-        try:
-            reproduced = _evaluate(config, Path(config.model.path) if checkpoint is None else checkpoint, like)
-        except BaseException as error:
-            watch.fail(error)
-            raise
-        disconnect()
-    return reproduced
+    path = Path(config.model.path) if checkpoint is None else checkpoint
+    with joined_ranks(config) as ranks:
+        return _evaluate(config, path, like, ranks)
 
 
-def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
-    ranks = RankLayout.here()
+def _evaluate(config: RunConfig, path: Path, like: Path | None, ranks: RankLayout) -> bool:
     console = Console(enabled=ranks.is_rank0)
     start_seconds = time.monotonic()
     folder = result_folder(config, path)
@@ -87,15 +71,7 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
         if like.resolve().parent == folder.resolve():
             folder = folder.with_name(f"{folder.name}-again")
     with ExitStack() as stack:
-        server = None
-        if config.rollout.engine == "server":
-            policy: Policy | WeightlessPolicy = _without_weights(config, path)
-            # With a tokenizer of its own: requests are sent in another thread than prompts are made in.
-            server = ServerEvaluation(config, path, _without_weights(config, path), console.warn)
-            for line in server.introduction():
-                console.info(line)
-        else:
-            policy = _loaded(config, path, console)
+        policy, server = open_policy(config, path, console)
         record = protocol_record(config, path, policy, None if server is None else server.record())
 
         def prepared() -> list[dict[str, Any]]:
@@ -123,19 +99,6 @@ def _evaluate(config: RunConfig, path: Path, like: Path | None) -> bool:
     return reproduced
 
 
-def _loaded(config: RunConfig, path: Path, console: Console) -> Policy:
-    policy = load_policy(path, device=local_device(), settings=config.model)
-    console.info(f"model: {path}; attention kernel {policy.kernel.name} (checked: {policy.kernel_error:.0e})")
-    console.info(f"positions: {policy.family.describe_positions(config.model.positions)}")
-    if line := keep_features(policy, config.cache):
-        console.info(line)
-    return policy
-
-
-def _without_weights(config: RunConfig, path: Path) -> WeightlessPolicy:
-    return WeightlessPolicy(config.model.model_copy(update={"path": str(path)}))
-
-
 def _answer(
     config: RunConfig,
     policy: Policy | WeightlessPolicy,
@@ -145,15 +108,11 @@ def _answer(
     folder: Path,
 ) -> tuple[dict[str, Any], list[EvalSet]]:
     """The figures, and the sets."""
-    builder = PromptBuilder(policy.processor, config.prompt, policy.positions)
     data, run_folder = config.data, RunFolder(folder)
     log = None
     if ranks.is_rank0:
         path = folder / "bad_samples.jsonl"
         log = BadSampleLog(path, data.max_bad_share, data.min_seen_for_bad_share, console.warn)
-
-    def check(prompt: Prompt) -> None:
-        policy.check_length(prompt, config.rollout.max_new_tokens)
 
     def describe(sample: Sample, prompt: Prompt, index: int) -> Mapping[str, Any]:
         """What was shown, for the report; of a set's first questions with the frames as a picture."""
@@ -169,14 +128,7 @@ def _answer(
         }
         return {"shown": shown}
 
-    with (
-        SourcePool(builder, data, config.media, policy.pixel_factor, check, cache=config.cache) as sources,
-        Rewarder(config.reward, warn=console.warn) as rewarder,
-        WholeReader(config.reward, console.warn) as whole,
-    ):
-        eval_model = EvalModel(policy, sources, rewarder, whole, ranks)
-        if server is not None:
-            eval_model = replace(eval_model, sampler_of=server.sampler, stop_requests=server.stop)
+    with opened_model(config, policy, server, ranks, console) as eval_model:
         evaluator = Evaluator(config, eval_model, console, log, describe)
         return evaluator.run("answers", AnswerFiles(folder, ranks.rank)), evaluator.sets
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +39,11 @@ PROTOCOL = "protocol.json"
 _MAX_PARENTS = 3
 _MAX_DIFFERENCES, _MAX_LINES = 6, 12
 _SECTIONS = ("media", "prompt", "rollout", "reward", "eval")
+# Of ``rollout``, in sampling as in training.
+_NOT_SAMPLING = (
+    *("server", "logprobs", "mismatch_every", "keep_forward_gb", "staleness", "in_flight", "gather", "split"),
+    "divide_prefix",
+)
 # Settings by section that change how something is computed or where it is written, and not the answers.
 _NOT_DECIDING = {
     "media": ("workers", "deadline_seconds", "worker_memory_bytes", "remote_timeout_seconds", "max_remote_bytes"),
@@ -61,13 +67,50 @@ def protocol_record(
         policy: without weights where a server answers.
         server: what is known of that server; its weights and dtype are unknown, and null.
     """
-    whole = config.model_dump(mode="json")
-    settings = {
-        section: {key: value for key, value in whole[section].items() if key not in _NOT_DECIDING.get(section, ())}
-        for section in _SECTIONS
-    }
     chosen = config.eval.chosen_sets(list(config.data.eval))
     records = {key: entry["sha256"] for key, entry in data_digests(config.data).items()}
+    protocols = {name: protocol for name in chosen if (protocol := config.eval.protocol_of(name)) is not None}
+    decides = {
+        "media_roots": {name: str(config.data.root_for(config.data.eval[name], name)) for name in chosen},
+        "records": {name: records.get(f"data.eval.{name}") for name in chosen},
+        "settings": _settings(config, _NOT_DECIDING, _SECTIONS),
+        "protocols": {name: protocol.model_dump(mode="json") for name, protocol in protocols.items()},
+        **own_functions(protocols.values()),
+    }
+    # The judge stands beside the figures of the rules, which it does not change.
+    return _record(config, checkpoint, policy, server, decides) | {"judge": judge_record(config.eval.judge)}
+
+
+def sampling_record(
+    config: RunConfig, policy: Policy | WeightlessPolicy, server: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """As ``protocol_record``, of rollouts of the training records (``vlm-pg sample``)."""
+    data = config.data.model_copy(update={"eval": {}, "difficulty": None})
+    decides = {
+        "media_roots": {name or "train": str(data.root_for(path, name)) for name, path in data.train_sets.items()},
+        "records": {key: entry["sha256"] for key, entry in data_digests(data).items()},
+        "data": {"limit": data.limit, "left_out": sorted(data.weightless)},
+        "settings": _settings(config, _NOT_DECIDING | {"rollout": _NOT_SAMPLING}, _SECTIONS[:-1]),
+    }
+    return _record(config, Path(config.model.path), policy, server, decides)
+
+
+def _settings(config: RunConfig, left_out: Mapping[str, Sequence[str]], sections: Sequence[str]) -> dict[str, Any]:
+    whole = config.model_dump(mode="json")
+    return {
+        section: {key: value for key, value in whole[section].items() if key not in left_out.get(section, ())}
+        for section in sections
+    }
+
+
+def _record(
+    config: RunConfig,
+    checkpoint: Path,
+    policy: Policy | WeightlessPolicy,
+    server: Mapping[str, Any] | None,
+    decides: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The record of ``decides`` and of all that the answers of a model depend on beside questions and settings."""
     template = getattr(policy.processor, "chat_template", None)
     weights: dict[str, Any] = dict.fromkeys(("weights", "dtype", "share_prefix"))
     machine: dict[str, Any] = {"device": "a server's", "url": config.rollout.server.url}
@@ -80,7 +123,6 @@ def protocol_record(
             "threads": torch.get_num_threads(),
             "numerics": numerics_digest(policy.device),
         }
-    protocols = {name: protocol for name in chosen if (protocol := config.eval.protocol_of(name)) is not None}
     return {
         "schema": SCHEMA,
         "checkpoint": str(checkpoint),
@@ -91,19 +133,13 @@ def protocol_record(
             "chat_template": hashlib.sha256(str(template).encode()).hexdigest(),
             "processor": _processor_digest(policy.processor),
             "end_tokens": sorted(stop_token_ids(policy)),
-            "media_roots": {name: str(config.data.root_for(config.data.eval[name], name)) for name in chosen},
             "allow_remote": config.data.allow_remote,
-            "records": {name: records.get(f"data.eval.{name}") for name in chosen},
-            "settings": settings,
-            "protocols": {name: protocol.model_dump(mode="json") for name, protocol in protocols.items()},
-            **own_functions(protocols.values()),
+            **decides,
             "seed": config.run.seed,
             "versions": versions(),
         },
         "machine": machine,
-        # Beside the figures of the rules, which it does not change.
-        "judge": judge_record(config.eval.judge),
-        "config": whole,
+        "config": config.model_dump(mode="json"),
     }
 
 
@@ -172,8 +208,26 @@ def run_above(checkpoint: Path) -> Path | None:
     return None
 
 
+@dataclass(frozen=True)
+class ResultKind:
+    """What a folder holds. ``result``: the file of a finished one. ``begun``: pattern of files of an unfinished one.
+    ``advice``: how to start anew."""
+
+    name: str
+    result: str
+    begun: str
+    advice: str
+
+
+EVALUATION = ResultKind("evaluation", RESULT, "answers_*", "set eval.resume=never, which moves it aside")
+
+
 def prepare_folder(
-    folder: Path, record: dict[str, Any], resume: Literal["auto", "never"], announce: Callable[[str], None]
+    folder: Path,
+    record: dict[str, Any],
+    resume: Literal["auto", "never"],
+    announce: Callable[[str], None],
+    kind: ResultKind = EVALUATION,
 ) -> list[dict[str, Any]]:
     """Prepare a locked folder for an evaluation with this record, and write the record there.
 
@@ -185,11 +239,11 @@ def prepare_folder(
     Raises:
         ConfigError: an unfinished evaluation had another protocol.
     """
-    before = _resumed(folder, record, resume)
+    before = _resumed(folder, record, resume, kind)
     machines: list[dict[str, Any]] = []
     if before is None:
         if entries := [entry for entry in folder.iterdir() if entry.name != LOCK]:
-            move_aside(folder, entries, announce)
+            move_aside(folder, entries, announce, kind.name)
     else:
         for line in differences(before["machine"], record["machine"]):
             announce(f"answers so far were given on another machine, which may round otherwise: {line}")
@@ -200,20 +254,24 @@ def prepare_folder(
     return machines
 
 
-def move_aside(folder: Path, entries: Iterable[Path], announce: Callable[[str], None]) -> None:
+def move_aside(
+    folder: Path, entries: Iterable[Path], announce: Callable[[str], None], what: str = "evaluation"
+) -> None:
     """Move the files of an earlier evaluation in ``folder`` to a folder of its own beside it, and announce it."""
     aside = free_name(folder, datetime.now().strftime("%Y%m%d-%H%M%S"))
     aside.mkdir()
     for entry in sorted(entries):
         entry.rename(aside / entry.name)
-    announce(f"{folder} holds an earlier evaluation: moved it to {aside}")
+    announce(f"{folder} holds an earlier {what}: moved it to {aside}")
 
 
-def _resumed(folder: Path, record: dict[str, Any], resume: Literal["auto", "never"]) -> dict[str, Any] | None:
+def _resumed(
+    folder: Path, record: dict[str, Any], resume: Literal["auto", "never"], kind: ResultKind
+) -> dict[str, Any] | None:
     """The record of the unfinished evaluation to resume; None: there is none."""
-    if resume == "never" or not (folder / PROTOCOL).exists() or (folder / RESULT).exists():
+    if resume == "never" or not (folder / PROTOCOL).exists() or (folder / kind.result).exists():
         return None
-    if not any(folder.glob("answers_*")):  # refused or killed before the first answer
+    if not any(folder.glob(kind.begun)):  # refused or killed before the first answer
         for name in (PROTOCOL, "bad_samples.jsonl"):
             (folder / name).unlink(missing_ok=True)
         return None
@@ -224,9 +282,8 @@ def _resumed(folder: Path, record: dict[str, Any], resume: Literal["auto", "neve
     shown = "; ".join(found[:_MAX_DIFFERENCES])
     further = f" and {len(found) - _MAX_DIFFERENCES} more" if len(found) > _MAX_DIFFERENCES else ""
     raise ConfigError(
-        f"{folder} holds an unfinished evaluation with another protocol: {shown}{further}. "
-        "Answers under different protocols are not put together. Repeat it as it was, or set eval.resume=never, which "
-        "moves it aside."
+        f"{folder} holds an unfinished {kind.name} with another protocol: {shown}{further}. "
+        f"Answers under different protocols are not put together. Repeat it as it was, or {kind.advice}."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -68,17 +68,20 @@ class ServerEvaluation:
 
         return UnscoredSampler(self._generator(item))
 
-    def record(self) -> dict[str, Any]:
+    def record(self, items: Sequence[EvalSet] | None = None) -> dict[str, Any]:
         """What determines the answers, as far as known: kind of server, model, and sampling fields of requests by set.
+
+        Args:
+            items: the sets, without their questions; None: the chosen evaluation sets.
 
         Raises:
             ServerError: as ``sampler``, without looking at the questions.
         """
         files, settings = self._config.data.eval, self._config.eval
-        fields = {
-            name: self._generator(EvalSet(name, files[name], (), protocol=settings.protocol_of(name))).fields
-            for name in settings.chosen_sets(list(files))
-        }
+        if items is None:
+            names = settings.chosen_sets(list(files))
+            items = [EvalSet(name, files[name], (), protocol=settings.protocol_of(name)) for name in names]
+        fields = {item.name: self._generator(item).fields for item in items}
         return {"kind": self.server.kind, "model": self._model_name(), "asked": fields}
 
     def _model_name(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from vlm_pg.config import RunConfig
 from vlm_pg.data.bad import BadSampleLog
+from vlm_pg.data.difficulty import within_difficulty
 from vlm_pg.data.digests import changed_data, data_digests
 from vlm_pg.data.sample_sets import (
     EpochOrder,
@@ -25,8 +26,9 @@ from vlm_pg.data.sample_sets import (
 from vlm_pg.distributed import RankLayout, disconnect, local_device
 from vlm_pg.errors import CheckpointError, ConfigError, ModelError
 from vlm_pg.eval.answer_files import AnswerFiles
+from vlm_pg.eval.eval_model import EvalModel
 from vlm_pg.eval.figure_lines import table
-from vlm_pg.eval.runner import EvalModel, Evaluator
+from vlm_pg.eval.runner import Evaluator
 from vlm_pg.media.loader import decoding_pool
 from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.feature_cache import keep_features
@@ -124,7 +126,7 @@ class _Run:
         opening = OpenFolder(config, self.ranks, stack, console.info, console.warn)
         resume_from = self._choose_checkpoint(path, {})
         found, bad = open_training(config.data)
-        samples = first_of_each(found, config.data.limit)
+        samples = within_difficulty(first_of_each(found, config.data.limit), config.data, console.info)
         together = config.data.media_together
         together = config.training.objective in ("sft", "dpo") if together is None else together
         self.order = order_of(samples, config.data.mixture, together) if samples else EpochOrder(0)

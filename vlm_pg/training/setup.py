@@ -204,7 +204,7 @@ def check_step_size(config: RunConfig, usable: int, bad: int, warn: Callable[[st
     if usable + bad < wanted or is_limited:
         raise ConfigError(
             f"{line}. A step asks no question twice. Set training.prompts_per_step to {usable} or less, or use more "
-            "records (data.train, data.limit, data.mixture)."
+            "records (data.train, data.limit, data.mixture, data.difficulty)."
         )
     warn(f"{line} beside {bad} bad record(s): a step asks {usable}")
 
@@ -238,6 +238,7 @@ def refuse_inputs_inside(run_dir: Path, config: RunConfig) -> None:
         return
     inputs = [("model.path", Path(config.model.path))]
     inputs += [("data.train", path) for path in config.data.train_sets.values()]
+    inputs += [] if config.data.difficulty is None else [("data.difficulty.file", config.data.difficulty.file)]
     for key, value in inputs:
         if run_dir.resolve() in value.resolve().parents:
             raise ConfigError(

@@ -27,6 +27,7 @@ import torch
 from vlm_pg.attention.registration import ATTENTION_NAME
 from vlm_pg.bench.memory import give_freed_memory_back, peak_above_baseline
 from vlm_pg.config import RunConfig
+from vlm_pg.data.difficulty import within_difficulty
 from vlm_pg.data.sample_sets import first_of_each, open_training, order_of, refuse_empty, used_samples
 from vlm_pg.distributed import launched_world_size
 from vlm_pg.errors import ConfigError
@@ -334,7 +335,7 @@ def _prompts(config: RunConfig, policy: Policy, questions: int, response_tokens:
     """Prompts of the questions that come first in the run's order and can be used."""
     path = config.data.train_shown
     found_samples, bad = open_training(config.data)
-    samples = first_of_each(found_samples, config.data.limit)
+    samples = within_difficulty(first_of_each(found_samples, config.data.limit), config.data, console.info)
     for item in bad[:3]:
         console.warn(str(item))
     refuse_empty(samples, config.data, f"{len(bad)} are bad")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from vlm_pg.errors import SampleError
-from vlm_pg.eval.runner import batches_of, max_visual_tokens
+from vlm_pg.eval.batches import batches_of, max_visual_tokens
 from vlm_pg.media.sampling import frames_within, visual_tokens
 from vlm_pg.media.settings import MediaSettings
 from vlm_pg.types import MediaRef, Sample
