@@ -117,7 +117,7 @@ def test_without_turns_a_question_needs_its_answer(none: Any) -> None:
         (PAIR, {"rejected": "<|im_start|>"}, "media_token_in_text", r"'rejected' contains '<\|im_start\|>'"),
         (PAIR, {"rejected": "<image>"}, "media_in_later_turn", "'rejected' contains '<image>'"),
         (PAIR, {"rejected": HALF}, "not_unicode", "'rejected' holds half of a character"),
-        (QUESTION, {"rejected": "Keys.\n<answer>a fan</answer>"}, "equal_answers", "'rejected' is the chosen"),
+        (QUESTION, {"rejected": "<think>Keys.</think>\n<answer>a fan</answer>"}, "equal_answers", "'rejected' is the chosen"),
         (QUESTION, {"process": "", "rejected": "<answer>a fan</answer> "}, "equal_answers", "'rejected' is the chosen"),
     ],
 )  # fmt: skip
