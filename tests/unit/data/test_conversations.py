@@ -74,6 +74,9 @@ def test_only_fields_that_are_given_are_written() -> None:
     assert to_row(SAMPLES[0])["solution"] == "" and to_row(SAMPLES[5])["turns"] == []
 
 
+THOUGHT = "<think>Keys.</think>"  # as process without its tags
+
+
 @pytest.mark.parametrize("none", [None, "", ...])
 def test_without_turns_a_question_needs_its_answer(none: Any) -> None:
     bare = CONVERSATION | {"turns": [], "problem_type": "free-form", "rejected": None}
@@ -117,7 +120,7 @@ def test_without_turns_a_question_needs_its_answer(none: Any) -> None:
         (PAIR, {"rejected": "<|im_start|>"}, "media_token_in_text", r"'rejected' contains '<\|im_start\|>'"),
         (PAIR, {"rejected": "<image>"}, "media_in_later_turn", "'rejected' contains '<image>'"),
         (PAIR, {"rejected": HALF}, "not_unicode", "'rejected' holds half of a character"),
-        (QUESTION, {"rejected": "<think>Keys.</think>\n<answer>a fan</answer>"}, "equal_answers", "'rejected' is the chosen"),
+        (QUESTION, {"rejected": f"{THOUGHT}\n<answer>a fan</answer>"}, "equal_answers", "'rejected' is the chosen"),
         (QUESTION, {"process": "", "rejected": "<answer>a fan</answer> "}, "equal_answers", "'rejected' is the chosen"),
     ],
 )  # fmt: skip
