@@ -367,7 +367,7 @@ def _objective_faults(config: RunConfig) -> list[str]:
     if changed:
         problems.append(
             f"training.objective is {objective}, which trains on "
-            f"{'a teacher and no rewards' if samples else 'records own responses and samples no rollouts'}, and "
+            f"{'a teacher and no rewards' if samples else 'responses of the records and samples no rollouts'}, and "
             f"{', '.join(f'{key}={value}' for key, value in changed.items())} is for rl. Leave that out, or set "
             "training.objective=rl."
         )
