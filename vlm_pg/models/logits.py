@@ -374,7 +374,7 @@ def _values_on_graph(logits: Tensor, targets: Tensor, temperature: float) -> tup
 
 def _at(targets: Tensor, logprobs: Tensor) -> Tensor:
     """Of [rows, V] those of the targets, [rows] or [rows, 1 + k]."""
-    return logprobs.gather(-1, targets.view(len(targets), -1)).view(targets.shape)
+    return logprobs.gather(-1, targets) if targets.dim() > 1 else logprobs.gather(-1, targets[:, None])[:, 0]
 
 
 def plain_weight(head: Any) -> Tensor | None:

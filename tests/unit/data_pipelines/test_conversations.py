@@ -237,4 +237,8 @@ def test_other_responses_are_no_repetition(tmp_path: Path, media_dir: Path) -> N
     others = [talk, talk | {"turns": ["A dog."]}, talk | {"rejected": "A dog."}, talk | {"rejected": "A cow."}]
     again = talk | {"solution": "<answer>a cat</answer>"}
     rows = [record(number, **one) for number, one in enumerate((*others, again), start=1)]
-    assert Folder(tmp_path, media_dir).check(rows) == (0, {"duplicate_question?": ["train.jsonl:5 5"]})
+    supervised = {"steps": 1, "micro_batch_tokens": 40_000, "objective": "sft"}
+    repeated = {"duplicate_question?": ["train.jsonl:5 5"]}
+    assert Folder(tmp_path, media_dir).check(rows, training=supervised) == (0, repeated)
+    code, found = Folder(tmp_path, media_dir).check(rows)
+    assert code == 1 and len(found["no_gold_answer"]) == 4, "no response to them could be scored"

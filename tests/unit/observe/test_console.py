@@ -183,7 +183,12 @@ def test_what_sharing_saved() -> None:
             "prompts of 90 tokens are short against responses of 800.",
             "media.max_frames, media.max_pixels",
         ),
-        ({"generations_mean": 1.0}, "only 1 rollout(s) share a prompt.", "a higher rollout.num_generations"),
+        ({"generations_mean": 2.0}, "only 2 rollouts share a prompt.", "a higher rollout.num_generations"),
+        (
+            {"generations_mean": 1.0},
+            "each prompt has one response, and few of a step's questions are on one video.",
+            "several questions on each video, and a higher training.prompts_per_step",
+        ),
         ({}, "few rollouts stand behind the long prompts.", "a higher rollout.num_generations"),
     ],
 )
