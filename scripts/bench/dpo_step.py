@@ -200,11 +200,13 @@ def _trl(case: PairCase, in_one: bool = True, answer_logits: bool = True) -> Ste
         "gradient_checkpointing": case.policy.settings.gradient_checkpointing,
     }  # fmt: skip
     # It tokenizes texts that its collator does not read.
-    rows = [{"prompt": "w1", "chosen": " w2", "rejected": " w3", "number": number} for number in range(pairs)]
-    models: Any = case.model, case.reference.model
+    data = Dataset.from_list(
+        [{"prompt": "w1", "chosen": " w2", "rejected": " w3", "number": number} for number in range(pairs)]
+    )
+    models = case.model, case.reference.model
     words = word_tokenizer(case.policy.vocab_size)
     try:
-        trainer = DPOTrainer(*models, DPOConfig(**options), collate, Dataset.from_list(rows), processing_class=words)
+        trainer = DPOTrainer(models[0], models[1], DPOConfig(**options), collate, data, processing_class=words)
         # All that it asks this for is whether to leave out positions without a label.
         with patch("trl.trainer.utils._use_triton", lambda _: answer_logits):
             return sft_step.trainer_steps(trainer)
