@@ -139,19 +139,24 @@ def _prefix_grouper(case: StepCase, _: None) -> float:
     return prefix_grouper_kind(replace(case, responses=case.made["responses"]))
 
 
+def word_tokenizer(vocab: int) -> Any:
+    """Token i is the word "wi"."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(vocab)}, unk_token=f"w{vocab - 3}"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token=f"w{vocab - 2}", eos_token=f"w{vocab - 1}", padding_side="left"
+    )
+
+
 def _trl_trainer(case: StepCase) -> tuple[Any, list[Any]]:
     """TRL's trainer of this model, with its defaults but for precision, batch size and lengths; and its batch."""
     from datasets import Dataset
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[attr-defined]
 
-    generations, response, vocab = len(case.lengths), case.lengths[0], case.policy.vocab_size
-    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(vocab)}, unk_token=f"w{vocab - 3}"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token=f"w{vocab - 2}", eos_token=f"w{vocab - 1}", padding_side="left"
-    )
+    generations, response = len(case.lengths), case.lengths[0]
     config = GRPOConfig(
         output_dir="/tmp/vlm-pg-bench-trl", per_device_train_batch_size=generations, gradient_accumulation_steps=1,
         num_generations=generations, max_completion_length=response, generation_kwargs={"min_new_tokens": response},
@@ -166,7 +171,9 @@ def _trl_trainer(case: StepCase) -> tuple[Any, list[Any]]:
     prompt = " ".join(f"w{token}" for token in case.prefix.tolist())
     data = Dataset.from_list([{"prompt": prompt}] * generations)
     # A copy: it turns checkpointing off and on.
-    trainer = GRPOTrainer(deepcopy(case.model), reward, config, data, processing_class=tokenizer)
+    trainer = GRPOTrainer(
+        deepcopy(case.model), reward, config, data, processing_class=word_tokenizer(case.policy.vocab_size)
+    )
     trainer.current_gradient_accumulation_steps = 1  # as its loop sets it
     return trainer, list(data)
 

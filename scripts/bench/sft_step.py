@@ -131,7 +131,9 @@ class SupervisedCase(ModelCase):
             sample = Sample(str(index), "?", (), (), "A", "exact", "bench", "bench")
             rollout = Rollout(answer, torch.zeros(len(answer)), "stop")
             groups.append(RolloutGroup(sample, prompt, (rollout,), 0, advantages=(1.0,), order=index))
-        return cls(policy, tuple(groups), point.updates, tuple(w.detach().clone() for w in _trained(policy.model)))
+        return cls(
+            policy, tuple(groups), point.updates, tuple(w.detach().clone() for w in trained_weights(policy.model))
+        )
 
     def tiny(self) -> Self:
         return self.random(self.policy, SupervisedPoint(2 * FRAME_TOKENS, 2, 3, 1))
@@ -155,7 +157,7 @@ class SupervisedCase(ModelCase):
         """Weights as before any step, without gradients."""
         super().forget()
         with torch.no_grad():
-            for weight, first in zip(_trained(self.model), self.weights, strict=True):
+            for weight, first in zip(trained_weights(self.model), self.weights, strict=True):
                 weight.copy_(first)
 
     @property
@@ -163,7 +165,7 @@ class SupervisedCase(ModelCase):
         return [group.rollouts[0].token_ids for group in self.groups]
 
 
-def _trained(model: Any) -> list[torch.Tensor]:
+def trained_weights(model: Any) -> list[torch.Tensor]:
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 
@@ -202,10 +204,10 @@ def _ours(case: SupervisedCase, share: bool = True, chunked: bool = False) -> St
         metrics = update_policy(engine, None, update, settings)
         return {"loss": metrics["loss"], "gradient_norm": metrics["grad_norm"]}
 
-    return _timed_steps(case, one_step)
+    return timed_steps(case, one_step)
 
 
-def _timed_steps(case: SupervisedCase, one_step: Callable[[], dict[str, float]]) -> Steps:
+def timed_steps(case: SupervisedCase, one_step: Callable[[], dict[str, float]]) -> Steps:
     steps: Steps = []
     for _ in range(case.updates):
         found: dict[str, float] = {}
@@ -230,7 +232,11 @@ def transformers_one_by_one(case: SupervisedCase) -> Steps:
     """Gradients of all questions accumulated, then one step of AdamW."""
     set_attention(case, best_attention(case))
     optimizer = torch.optim.AdamW(
-        _trained(case.model), TRAINING.learning_rate, TRAINING.betas, TRAINING.adam_epsilon, TRAINING.weight_decay
+        trained_weights(case.model),
+        TRAINING.learning_rate,
+        TRAINING.betas,
+        TRAINING.adam_epsilon,
+        TRAINING.weight_decay,
     )
     count = sum(map(len, case.answers))
 
@@ -245,28 +251,19 @@ def transformers_one_by_one(case: SupervisedCase) -> Steps:
             del logits
             loss.backward()
             total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(_trained(case.model), TRAINING.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(trained_weights(case.model), TRAINING.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
         return {"loss": total, "gradient_norm": norm.item()}
 
-    return _timed_steps(case, one_step)
+    return timed_steps(case, one_step)
 
 
 def _trainer(case: SupervisedCase, answer_logits: bool) -> Steps:
     """The questions have equal lengths, so a batch of them has no padding and needs no mask."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     set_attention(case, best_attention(case))
-    steps: Steps = []
-
-    class Stopwatch(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.began = time.perf_counter(), time.process_time()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            seconds, cpu_seconds = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
-            steps.append({"seconds": seconds, "cpu_seconds": cpu_seconds})
 
     def collate(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
         of_each = [_inputs(group.prompt, group.rollouts[0].token_ids) for group in groups]
@@ -280,16 +277,38 @@ def _trainer(case: SupervisedCase, answer_logits: bool) -> Steps:
             return batch | {"labels": labels[:, -trained - 1 :], "logits_to_keep": trained + 1}
         return batch | {"labels": labels}
 
-    arguments = TrainingArguments(
-        "/tmp/vlm-pg-bench-trainer", max_steps=case.updates, per_device_train_batch_size=len(case.groups),
-        learning_rate=TRAINING.learning_rate, adam_beta1=TRAINING.betas[0], adam_beta2=TRAINING.betas[1],
-        adam_epsilon=TRAINING.adam_epsilon, weight_decay=TRAINING.weight_decay, max_grad_norm=TRAINING.max_grad_norm,
-        optim="adamw_torch", lr_scheduler_type="constant", logging_steps=1,
-        save_strategy="no", report_to=[], disable_tqdm=True, remove_unused_columns=False, dataloader_pin_memory=False,
-        use_cpu=case.device.type == "cpu",
-    )  # fmt: skip
+    arguments = TrainingArguments(**trainer_options(case, len(case.groups)))
     data: Any = list(case.groups)
-    trainer = Trainer(case.model, arguments, collate, data, callbacks=[Stopwatch()])
+    return trainer_steps(Trainer(case.model, arguments, collate, data))
+
+
+def trainer_options(case: SupervisedCase, batch: int) -> dict[str, Any]:
+    """Of transformers' trainers: ``TRAINING`` and nothing but training."""
+    return {
+        "output_dir": "/tmp/vlm-pg-bench-trainer", "max_steps": case.updates, "per_device_train_batch_size": batch,
+        "learning_rate": TRAINING.learning_rate, "adam_beta1": TRAINING.betas[0], "adam_beta2": TRAINING.betas[1],
+        "adam_epsilon": TRAINING.adam_epsilon, "weight_decay": TRAINING.weight_decay,
+        "max_grad_norm": TRAINING.max_grad_norm, "optim": "adamw_torch", "lr_scheduler_type": "constant",
+        "logging_steps": 1, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
+        "remove_unused_columns": False, "dataloader_pin_memory": False, "use_cpu": case.device.type == "cpu",
+    }  # fmt: skip
+
+
+def trainer_steps(trainer: Any) -> Steps:
+    """The steps of ``trainer.train()``, each timed without its data loading."""
+    from transformers import TrainerCallback
+
+    steps: Steps = []
+
+    class Stopwatch(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = time.perf_counter(), time.process_time()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            seconds, cpu_seconds = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
+            steps.append({"seconds": seconds, "cpu_seconds": cpu_seconds})
+
+    trainer.add_callback(Stopwatch())
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "grad_norm" in entry]
     return [
