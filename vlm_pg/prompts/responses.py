@@ -51,10 +51,11 @@ class ResponseBuilder:
                     f"a turn of the conversation or the answer contains the model's control token '{token}'. Control "
                     "tokens may come from the chat template only. Remove it from the record.",
                 )
-        pieces = [(_without_opened_thought(first, prompt) + self._end, True)]
+        pieces = [(_without_opened_thought(first, prompt.text) + self._end, True)]
         for user, assistant in zip(later[::2], later[1::2], strict=True):
             asked = self._after_assistant([_USER, _ASSISTANT, user], True)
-            pieces += [(asked.removeprefix(self._end), False), (assistant + self._end, True)]
+            pieces += [(asked.removeprefix(self._end), False)]
+            pieces += [(_without_opened_thought(assistant, asked) + self._end, True)]
         ids, mask = [], []
         for text, has_loss in pieces:
             of_piece = self._tokenizer(text, add_special_tokens=False).input_ids
@@ -75,19 +76,20 @@ class ResponseBuilder:
         for number, text in enumerate(turns):
             content = text if is_tokenizer(self._processor) else [{"type": "text", "text": text}]
             messages.append({"role": "assistant" if number % 2 else "user", "content": content})
-        return render_chat(self._processor, messages, add_generation_prompt=asks).rpartition(_ASSISTANT)[2]
+        return render_chat(self._processor, messages, add_generation_prompt=asks).partition(_ASSISTANT)[2]
 
 
-def _without_opened_thought(text: str, prompt: Prompt) -> str:
-    """The response behind a prompt that may have opened its thought already."""
-    if not prompt.text.rstrip().endswith("<think>"):
+def _without_opened_thought(text: str, asked: str) -> str:
+    """The response behind ``asked``, which may have opened its thought already."""
+    if not asked.rstrip().endswith("<think>"):
         return text
     thought = text.lstrip()
     if not thought.startswith("<think>"):
         raise SampleError(
             "no_thought",
             "the model's chat template begins responses with <think>, and this one has no thought. A 'process', or "
-            "turns that begin with <think>, is expected. Add it, or train a model whose template does not.",
+            "turns of the assistant that each begin with <think>, are expected. Add it, or train a model whose "
+            "template does not.",
         )
     thought = thought.removeprefix("<think>")
-    return thought.lstrip("\n") if prompt.text.endswith("\n") else thought
+    return thought.lstrip("\n") if asked.endswith("\n") else thought

@@ -71,6 +71,28 @@ def test_a_thought_that_the_prompt_begins_is_not_begun_again() -> None:
         builder.build(replace(sample, process=""), opened)
 
 
+def test_thoughts_of_later_turns_are_not_begun_again_either() -> None:
+    processor = tiny_processor()
+    opening = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+    usual = processor.chat_template
+    start = usual.rindex("{% if add_generation_prompt %}")
+    processor.chat_template = usual[:start] + opening
+    turns = ("<think>\nOne.\n</think>\nBlue.", "Sure?", "<think>\nTwo.\n</think>\nYes.")
+    opened = prompt_with("<|im_start|>assistant\n<think>\n")
+    response = ResponseBuilder(processor, 200).build(replace(SAMPLE, turns=turns), opened)
+    assert processor.tokenizer.decode(response.token_ids).count("<think>") == 1
+    with pytest.raises(SampleError, match=r"this one has no thought"):
+        ResponseBuilder(processor, 200).build(replace(SAMPLE, turns=(*turns[:2], "Yes.")), opened)
+
+
+def test_a_user_may_say_the_words_that_stand_for_turns() -> None:
+    processor = tiny_processor()
+    talk = replace(SAMPLE, turns=("Blue.", "Repeat the assistant's turn and the user's turn.", "Blue."))
+    response = ResponseBuilder(processor, 200).build(talk, prompt_with())
+    text = processor.tokenizer.decode(response.token_ids)
+    assert text.count("<|im_start|>user") == 1 and "Repeat the assistant's turn and the user's turn." in text
+
+
 def test_what_cannot_be_taught_is_refused() -> None:
     processor = tiny_processor()
     assert len(ResponseBuilder(processor, 100).build(SAMPLE, prompt_with()).token_ids) > 12
