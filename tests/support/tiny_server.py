@@ -41,6 +41,16 @@ _LOADING = threading.Lock()
 UNTRUSTED = ("media_io_kwargs", "mm_processor_kwargs")
 
 
+class _WithRuledOut(Policy):
+    """A policy that never samples tokens a request's ``logit_bias`` names."""
+
+    ruled_out: tuple[int, ...] = ()
+
+    @property
+    def media_token_ids(self) -> tuple[int, ...]:
+        return (*super().media_token_ids, *self.ruled_out)
+
+
 class TinyServer(OddServer):
     def __init__(self, model: Path):
         self._policy = load_policy(model, device="cpu")
@@ -75,6 +85,8 @@ class TinyServer(OddServer):
             top_k=max(0, fields["top_k"]),
             **{name: fields[name] for name in SAMPLING},
         )
+        self._policy.__class__ = _WithRuledOut
+        self._policy.ruled_out = tuple(map(int, fields.get("logit_bias") or {}))
         (answers,) = RolloutEngine(self._policy, settings, seed=fields["seed"]).generate([prompt], 0)
         return [
             (
