@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from tests.support.runs import deepspeed_config, read_lines
 from tests.support.short_run import train_here
 from tests.support.small_run import STEPS
 from tests.support.supervised import sections_of, supervised_run
+from vlm_pg.data.records import read_records, write_records
 
 LAST = f"checkpoints/step-{STEPS:06d}/model.safetensors"
 
@@ -74,3 +79,28 @@ def test_a_step_encodes_a_video_once(folder: Path) -> None:
         assert [name in line for name in names.values()] == [name == objective for name in names]
         assert line["groups"] == 7 and (line["questions_sharing"] >= 6 or objective == "distill")
         assert objective != "sft" or line["trained_tokens_mean"] < line["response_tokens_mean"]
+
+
+def test_pairs_on_an_adapter_start_at_that_adapter(folder: Path, tmp_path: Path) -> None:
+    if not folder.name.startswith("dpo"):
+        pytest.skip("has no reference")
+    own = ["model.train=[language]", "model.lora={rank: 4}", "training.steps=1", "training.learning_rate=1e-2"]
+    for name, further in (("first", []), ("second", [f"model.path={tmp_path}/first/checkpoints/step-000001"])):
+        assert train_here(folder / "run.yaml", f"run.dir={tmp_path / name}", *own, *further).code == 0
+        [[loss]] = values(tmp_path / name, "loss")
+        assert loss == pytest.approx(math.log(2), abs=1e-5)
+
+
+def test_what_the_reference_reads_is_read_anew_where_it_changes(folder: Path, tmp_path: Path) -> None:
+    if not folder.name.startswith("dpo"):
+        pytest.skip("has no reference")
+    records, _ = read_records(folder / "clips" / "cot.jsonl")
+    other = folder / "clips" / "other.jsonl"
+    write_records(other, [replace(one, rejected=f"{one.rejected} green") for one in records])
+    run, name = tmp_path / "run", "checkpoints/step-000002"
+    shutil.copytree(folder / "whole" / name, run / name)
+    before = json.loads((run / name / "trainer_state.json").read_text())["reference_logprobs"]
+    assert len(before) == len(records), "the third step is of the second epoch"
+    assert train_here(folder / "run.yaml", f"run.dir={run}", f"data.train={other}").code == 0
+    after = json.loads((run / Path(LAST).parent / "trainer_state.json").read_text())["reference_logprobs"]
+    assert len(after) == len(before) + 7

@@ -180,6 +180,17 @@ def test_the_teacher_reads_each_prompt_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(rows) < repeated / 2
 
 
+def test_tokens_that_only_the_teacher_has_are_left_out() -> None:
+    """Sizes of one family pad the same tokenizer to different numbers of logits."""
+    policy = tiny_policy()
+    group = random_group(policy, make_case(policy, "text", 0, media_seed=None, max_side=8), (5, 3), 0)
+    common = policy.vocab_size - 100
+    [found] = TeacherScorer(teacher_of(policy), 10_000, top_k=common, vocabulary=common).score([group], 1.0)
+    for taught in found:
+        assert taught.token_ids.max() < common
+        assert taught.logprobs.exp().sum(-1).sub(1).abs().max() < 1e-5
+
+
 def test_divergences_equal_trls() -> None:
     gkd = pytest.importorskip("trl.experimental.gkd")
     student, teacher = torch.randn(2, 7, 31, generator=torch.Generator().manual_seed(0)).unbind(0)

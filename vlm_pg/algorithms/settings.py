@@ -295,7 +295,7 @@ class PreferenceSettings(Settings):
     reference: str | None = Field(
         None,
         description="Folder or hub name of the reference model; null: the starting point, which with model.lora is the "
-        "model without its adapter.",
+        "model without its adapter, unless model.path is an adapter: then a copy of that.",
     )
 
 

@@ -190,8 +190,8 @@ def _presentation(config: RunConfig, name: str | None) -> Presentation:
     """How the evaluation set ``name`` is presented; None: training sets."""
     protocol = None if name is None else config.eval.protocol_of(name)
     if name is None or protocol is None:
-        longest, teaches = config.rollout.max_new_tokens, name is None and config.training.objective in ("sft", "dpo")
-        return Presentation(LengthRules(config.model, config.prompt, longest, teaches=teaches), config.media)
+        longest, objective = config.rollout.max_new_tokens, "rl" if name else config.training.objective
+        return Presentation(LengthRules(config.model, config.prompt, longest, objective=objective), config.media)
     rules = LengthRules(
         config.model,
         protocol.prompt_settings(config.prompt),

@@ -18,6 +18,7 @@ from vlm_pg.prompts.builder import PromptMeasure, Wording
 from vlm_pg.prompts.prompt_source import refuse_without_gold
 from vlm_pg.prompts.responses import ResponseBuilder
 from vlm_pg.prompts.settings import PromptSettings
+from vlm_pg.training.settings import Objective
 from vlm_pg.types import Sample
 
 # This many prompts take as long in this process as others take to start.
@@ -39,8 +40,8 @@ class Length(NamedTuple):
 class LengthRules:
     """The model, the prompt around questions, and the length of the longest response.
 
-    ``wording`` and ``answer_prefix``: as of ``PromptBuilder``. ``teaches``: the records' responses are trained on
-    (``training.objective=sft``), else responses are scored.
+    ``wording`` and ``answer_prefix``: as of ``PromptBuilder``. ``objective``: what the records are for; with rl, or in
+    evaluation, responses to them are scored.
     """
 
     model: ModelSettings
@@ -48,7 +49,7 @@ class LengthRules:
     response_tokens: int
     wording: Wording | None = None
     answer_prefix: str = ""
-    teaches: bool = False
+    objective: Objective = "rl"
 
 
 class Measurer:
@@ -59,7 +60,8 @@ class Measurer:
         self._measure = PromptMeasure(
             model.processor, rules.prompt, model.positions, rules.wording, rules.answer_prefix
         )
-        self._responses = ResponseBuilder(model.processor, rules.response_tokens) if rules.teaches else None
+        self._objective = rules.objective
+        self._responses = ResponseBuilder(model.processor, rules.response_tokens)
 
     def length(self, sample: Sample, facts: Sequence[MediaFacts]) -> Length:
         """Of one prompt. Raises ModelError: the sample has media and the model reads text alone."""
@@ -69,10 +71,12 @@ class Measurer:
             tokens = prompt.num_tokens
             self._measure.check(prompt)
             self._model.check_length(prompt, self._response_tokens)
-            if self._responses is None:
+            if self._objective == "rl":
                 refuse_without_gold(sample)
-            else:
+            elif self._objective == "sft":
                 self._responses.build(sample, prompt)
+            elif self._objective == "dpo":
+                self._responses.pair(sample, prompt)
         except SampleError as fault:
             return Length(tokens, (fault.reason, str(fault)))
         return Length(tokens)

@@ -239,10 +239,14 @@ class Network(PromptInterface, torch.nn.Module):
         )
 
     @torch.no_grad()
-    def top_logprobs(self, hidden: Tensor, temperature: float, k: int) -> tuple[Tensor, Tensor]:
-        """The k most probable tokens given each hidden state [R, D]: int64 ids and fp32 log-probabilities, [R, k]."""
+    def top_logprobs(self, hidden: Tensor, temperature: float, k: int, vocabulary: int) -> tuple[Tensor, Tensor]:
+        """The k most probable tokens given each hidden state [R, D]: int64 ids and fp32 log-probabilities, [R, k].
+
+        ``vocabulary``: ids below it alone exist; of others, logits are left out.
+        """
         pieces = hidden.split(self.chunk_rows(hidden.shape[0], 0))
-        found = [(self.logits(piece).float() / temperature).log_softmax(-1).topk(k, -1) for piece in pieces]
+        logits = (self.logits(piece)[:, :vocabulary].float() for piece in pieces)
+        found = [(of_piece / temperature).log_softmax(-1).topk(k, -1) for of_piece in logits]
         return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
 
     def recorded_kinds(self) -> dict[Kind, tuple[tuple[int, ...], torch.dtype]]:

@@ -115,13 +115,13 @@ def target_logprobs(
 
 
 def top_logprobs(
-    network: Network, batch: PackedBatch, hidden: Tensor, temperature: float, k: int
+    network: Network, batch: PackedBatch, hidden: Tensor, temperature: float, k: int, vocabulary: int
 ) -> tuple[Tensor, Tensor]:
     """As ``Network.top_logprobs``, where each target is predicted, on every sequence rank."""
     if batch.share is None:
-        return network.top_logprobs(hidden[batch.predict_rows], temperature, k)
+        return network.top_logprobs(hidden[batch.predict_rows], temperature, k, vocabulary)
     targets, rows = batch.share.predictions(batch.predict_rows_on_host)
-    ids, logprobs = network.top_logprobs(hidden[rows.on(hidden.device)], temperature, k)
+    ids, logprobs = network.top_logprobs(hidden[rows.on(hidden.device)], temperature, k, vocabulary)
     return targets.gather(ids), targets.gather(logprobs)
 
 
@@ -197,13 +197,22 @@ class Policy(Network):
 
     @torch.no_grad()
     def top_tokens(
-        self, groups: Sequence[ResponseGroup], k: int, temperature: float, sequence: SequenceGroup = SINGLE_SP_RANK
+        self,
+        groups: Sequence[ResponseGroup],
+        k: int,
+        temperature: float,
+        sequence: SequenceGroup = SINGLE_SP_RANK,
+        vocabulary: int | None = None,
     ) -> list[list[TopTokens]]:
-        """The k most probable tokens at each position of each response; arguments and errors as of ``logprobs``."""
+        """The k most probable tokens at each position of each response; arguments and errors as of ``logprobs``.
+
+        ``vocabulary``: of the ids below it alone; None: of all.
+        """
         batch, joined = self._packed(groups, None, sequence)
         reads = reading_plan(batch.tree, batch.reads)
         context = TreeContext(batch.tree, self.kernel_here, reads, self.checkpointing, batch.share)
-        found = top_logprobs(self, batch, read_hidden(self, batch, context, joined), temperature, k)
+        hidden = read_hidden(self, batch, context, joined)
+        found = top_logprobs(self, batch, hidden, temperature, k, vocabulary or self.vocab_size)
         pairs = zip(*map(batch.split, found), strict=True)
         return [[TopTokens(ids, values) for ids, values in zip(*of_group, strict=True)] for of_group in pairs]
 

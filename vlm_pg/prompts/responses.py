@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,6 +70,20 @@ class ResponseBuilder:
             )
         token_ids, loss_mask = torch.tensor(ids), None if all(mask) else torch.tensor(mask)
         return Rollout(token_ids, torch.zeros(len(ids)), "stop", "\n".join((first, *later)), loss_mask=loss_mask)
+
+    def pair(self, sample: Sample, prompt: Prompt) -> tuple[Rollout, Rollout]:
+        """The chosen and the rejected response of a sample's record; see ``build``.
+
+        Raises:
+            SampleError: ``no_rejected_response`` too.
+        """
+        if not sample.rejected:
+            raise SampleError(
+                "no_rejected_response",
+                "the record has no 'rejected' response. training.objective=dpo trains on pairs. Add one, or train on "
+                "the record with training.objective=sft.",
+            )
+        return self.build(sample, prompt), self.build(replace(sample, turns=(sample.rejected,)), prompt)
 
     def _after_assistant(self, turns: Sequence[str], asks: bool) -> str:
         """What the chat template writes behind the assistant's last turn; ``asks``: for another one."""

@@ -61,9 +61,14 @@ class PolicyScorer:
 
 @dataclass(frozen=True)
 class TeacherScorer(PolicyScorer):
-    """Scores with another model: ``score`` returns its ``top_k`` most probable tokens (``TopTokens``) on the CPU."""
+    """Scores with another model: ``score`` returns its ``top_k`` most probable tokens (``TopTokens``) on the CPU.
+
+    ``vocabulary``: ids below it alone, which the policy has, too: sizes of a family pad one tokenizer to different
+    numbers of logits. None: all.
+    """
 
     top_k: int = 64
+    vocabulary: int | None = None
 
     def _of_pass(
         self, groups: Sequence[ResponseGroup], temperature: float, sequence: SequenceGroup
@@ -72,7 +77,7 @@ class TeacherScorer(PolicyScorer):
         assert isinstance(teacher, Policy)
         # Features that prompts carry are those of the policy's tower.
         groups = [replace(group, prompt=replace(group.prompt, features=None), forwards=()) for group in groups]
-        for found in teacher.top_tokens(groups, self.top_k, temperature, sequence):
+        for found in teacher.top_tokens(groups, self.top_k, temperature, sequence, self.vocabulary):
             yield [TopTokens(one.token_ids.cpu(), one.logprobs.cpu()) for one in found]
 
 

@@ -33,6 +33,7 @@ from vlm_pg.media.loader import decoding_pool
 from vlm_pg.memory import gpu_bytes
 from vlm_pg.models.feature_cache import keep_features
 from vlm_pg.models.loading import check_sequence_size, load_policy
+from vlm_pg.models.lora import adapter_base
 from vlm_pg.models.policy import Policy
 from vlm_pg.models.reference import ScoringPolicy, load_frozen, load_reference
 from vlm_pg.observe.console import Console, quiet_libraries
@@ -216,7 +217,10 @@ class _Run:
         is_dpo = config.training.objective == "dpo"
         self.reference: ScoringPolicy | None = None
         if config.algorithm.kl_coef or is_dpo:
-            self.reference = load_reference(config.model, self.policy, config.preference.reference if is_dpo else None)
+            path_of_pairs = config.preference.reference
+            if is_dpo and path_of_pairs is None and adapter_base(config.model.path):
+                path_of_pairs = config.model.path  # without this adapter, it would be another starting point
+            self.reference = load_reference(config.model, self.policy, path_of_pairs if is_dpo else None)
         self.teacher: Policy | None = None
         if (teacher := config.distillation.teacher) is not None:
             self.teacher = load_frozen(config.model, self.policy, teacher)

@@ -350,8 +350,9 @@ def make_batches(
         scorer = PolicyScorer(reference, config.rollout.prefill_tokens, should_stop)
     teaches = None
     if teacher is not None:
-        top_k = min(config.distillation.top_k or engine.policy.vocab_size, engine.policy.vocab_size)
-        teaches = TeacherScorer(teacher, config.rollout.prefill_tokens, should_stop, top_k)
+        common = min(engine.policy.vocab_size, teacher.vocab_size)
+        top_k = min(config.distillation.top_k or common, common)
+        teaches = TeacherScorer(teacher, config.rollout.prefill_tokens, should_stop, top_k, common)
     around = partial(scoring_phase, reference)
     stages = Stages(parts.stream, sampler, control, parts.rewarder, scorer, teaches, around)
     return Collector(config, engine, stages, parts.phases, should_stop, parts.warn)

@@ -5,6 +5,7 @@ The update does the rest: questions on one video, and both responses of a pair, 
 
 from __future__ import annotations
 
+import hashlib
 from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from functools import partial
 import torch
 
 from vlm_pg.config import RunConfig
-from vlm_pg.distributed import check_stop
+from vlm_pg.distributed import check_stop, gather_objects
 from vlm_pg.errors import SampleError
 from vlm_pg.metrics import LENGTH_CHART, Metric
 from vlm_pg.models.reference import ScoringPolicy, scoring_phase
@@ -98,8 +99,8 @@ class PairBatches(SupervisedBatches):
     The reference scores both behind one prompt, and each pair once.
 
     Args:
-        known: of pairs scored before, by sample id: log-probabilities of chosen and rejected response. Grows where
-            there is more than one epoch.
+        known: of pairs scored before, by a hash of what the reference read: log-probabilities of chosen and rejected
+            response. Grows where there is more than one epoch, on all ranks alike.
     """
 
     def __init__(
@@ -114,41 +115,45 @@ class PairBatches(SupervisedBatches):
         super().__init__(config, engine, stream, phases)
         self._reference, self._known = reference, known
         self._scorer = PolicyScorer(reference, config.rollout.prefill_tokens)
+        self._named = config.preference.reference or config.model.path
         self._keeps = config.training.steps * config.training.prompts_per_step > stream.num_samples
 
     def _rollouts(self, sample: Sample, prompt: Prompt) -> tuple[Rollout, ...]:
-        if not sample.rejected:
-            raise SampleError(
-                "no_rejected_response",
-                "the record has no 'rejected' response. training.objective=dpo trains on pairs. Add one, or train on "
-                "the record with training.objective=sft.",
-            )
-        rejected = replace(sample, turns=(sample.rejected,))
-        return self._responses.build(sample, prompt), self._responses.build(rejected, prompt)
+        return self._responses.pair(sample, prompt)
 
     def _scored(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
-        new = [group for group in groups if group.sample.sample_id not in self._known]
+        keys = {group.sample.sample_id: self._key(group) for group in groups}
+        new = [group for group in groups if keys[group.sample.sample_id] not in self._known]
         score = self._scorer.score
         if self._engine.parallel is not None:
             score = partial(self._engine.parallel.score, self._scorer)
         with self._phases.timed("reference"), scoring_phase(self._reference), self._engine.gathered_parameters():
             found = score([group.response_group for group in new], 1.0)
         scored = {
-            group.sample.sample_id: [float(logprobs.sum()) for logprobs in of_pair]
+            keys[group.sample.sample_id]: [float(logprobs.sum()) for logprobs in of_pair]
             for group, of_pair in zip(new, found, strict=True)
         }
         known = ChainMap(scored, self._known)
-        groups = [_with_logprobs(group, known[group.sample.sample_id]) for group in groups]
-        if self._keeps:
-            self._known |= scored
+        groups = [_with_logprobs(group, known[keys[group.sample.sample_id]]) for group in groups]
+        if self._keeps:  # on all ranks: any of them may get the pair in the next epoch
+            for of_rank in gather_objects(scored):
+                self._known |= of_rank
         return groups
+
+    def _key(self, group: RolloutGroup) -> str:
+        """Of all that the reference reads, and of itself: a resumed run may have other settings and records."""
+        prompt, responses = group.prompt, group.response_group.responses
+        digest = hashlib.sha256(f"{self._named}\n{prompt.content_key}".encode())
+        for tensor in (prompt.input_ids, prompt.positions_3P, *responses):
+            digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
 
 def _with_logprobs(group: RolloutGroup, sums: Sequence[float]) -> RolloutGroup:
-    """With log-probabilities of whole responses, at their first tokens: the loss reads sums."""
+    """With log-probabilities of whole responses, equal parts at all tokens: the loss reads sums, in which large numbers
+    at single tokens would round."""
     rollouts = []
     for rollout, of_response in zip(group.rollouts, sums, strict=True):
-        logprobs = torch.zeros(len(rollout.token_ids))
-        logprobs[0] = of_response
-        rollouts.append(replace(rollout, rollout_logprobs=logprobs))
+        length = len(rollout.token_ids)
+        rollouts.append(replace(rollout, rollout_logprobs=torch.full((length,), of_response / length)))
     return replace(group, rollouts=tuple(rollouts))

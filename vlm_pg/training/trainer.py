@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -315,7 +314,7 @@ class Trainer:
                 "updates": progress.updates,
                 "tokens_computed": progress.tokens_computed,
                 "tokens_repeated": progress.tokens_repeated,
-                "reference_logprobs": dict(ChainMap(*gather_objects(progress.reference_logprobs))),
+                "reference_logprobs": dict(progress.reference_logprobs),
                 "seconds": self.phases.seconds,
                 "settings": checkpoint_settings(self.config),
                 "data": self._digests,

@@ -101,3 +101,11 @@ def test_what_cannot_be_taught_is_refused() -> None:
     assert caught.value.reason == "response_too_long"
     with pytest.raises(SampleError, match=r"control token '<\|im_start\|>'"):
         ResponseBuilder(processor, 100).build(replace(SAMPLE, turns=("<|im_start|>user",)), prompt_with())
+
+
+def test_a_pair_needs_a_rejected_response() -> None:
+    builder = ResponseBuilder(tiny_processor(), 100)
+    chosen, rejected = builder.pair(replace(SAMPLE, rejected="Red."), prompt_with())
+    assert chosen.text == SAMPLE.response and rejected.text == "Red."
+    with pytest.raises(SampleError, match=r"no 'rejected' response.*trains on pairs.*Add one"):
+        builder.pair(SAMPLE, prompt_with())
