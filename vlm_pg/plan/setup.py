@@ -172,7 +172,7 @@ def setup_of(config: Any, shape: ModelShape, ranks: int) -> Setup:
         logits_bytes=model.least_logits_bytes,
         logits_follow=model.logits_chunk_mb == "auto",
         entropy_bonus=config.algorithm.entropy_coef > 0,
-        reference=(bool(config.algorithm.kl_coef) or config.training.objective == "dpo") and model.lora is None,
+        reference=_has_second_model(config),
         share_prefix=model.share_prefix,
         divides_prompts=rollout.divide_prefix == "always",
         may_divide_prompts=rollout.divide_prefix != "never" and together,
@@ -207,3 +207,10 @@ def video_tokens(frames: int, pixels: int, tower: TowerShape) -> int:
     """Visual tokens of a video: two frames make one temporal patch in all of these towers."""
     # tower.pixels = channels (3) * temporal (2) * side ** 2
     return frames // 2 * pixels // (tower.pixels // 6 * tower.patches_per_token)
+
+
+def _has_second_model(config: Any) -> bool:
+    """A reference with weights of its own, or a teacher, which is counted as one."""
+    scores = bool(config.algorithm.kl_coef) or config.training.objective == "dpo"
+    own = config.preference.reference or config.distillation.teacher
+    return bool(own) or (scores and config.model.lora is None)

@@ -238,6 +238,8 @@ def refuse_inputs_inside(run_dir: Path, config: RunConfig) -> None:
         return
     inputs = [("model.path", Path(config.model.path))]
     inputs += [("data.train", path) for path in config.data.train_sets.values()]
+    models = {"distillation.teacher": config.distillation.teacher, "preference.reference": config.preference.reference}
+    inputs += [(key, Path(path)) for key, path in models.items() if path]
     inputs += [] if config.data.difficulty is None else [("data.difficulty.file", config.data.difficulty.file)]
     for key, value in inputs:
         if run_dir.resolve() in value.resolve().parents:
