@@ -18,7 +18,6 @@ from vlm_pg.prompts.builder import PromptMeasure, Wording
 from vlm_pg.prompts.prompt_source import refuse_without_gold
 from vlm_pg.prompts.responses import ResponseBuilder
 from vlm_pg.prompts.settings import PromptSettings
-from vlm_pg.training.settings import Objective
 from vlm_pg.types import Sample
 
 # This many prompts take as long in this process as others take to start.
@@ -49,7 +48,7 @@ class LengthRules:
     response_tokens: int
     wording: Wording | None = None
     answer_prefix: str = ""
-    objective: Objective = "rl"
+    objective: str = "rl"
 
 
 class Measurer:
