@@ -46,7 +46,7 @@ def alternating(turns: list[Turn]) -> list[str]:
     """
     roles = [role for role, _ in turns]
     if not roles or roles != ["user", "assistant"] * (len(roles) // 2):
-        came = f"the turns are of {', '.join(roles) or 'nobody'}"
+        came = f"the roles of the turns are {', '.join(roles) or 'none'}"
         raise unusable("bad_conversation", came, "The user and the assistant in alternation, the assistant last,")
     return [text for _, text in turns]
 
@@ -63,7 +63,7 @@ def response_of(value: Any, name: str) -> str:
     found = turns_of(turns, name)
     roles = [role for role, _ in found]
     if roles not in (["assistant"], ["user", "assistant"]):
-        came = f"the turns of '{name}' are of {', '.join(roles) or 'nobody'}"
+        came = f"the roles of the turns of '{name}' are {', '.join(roles) or 'none'}"
         allowed = "One of the assistant, or of the user and the assistant (earlier ones: the map's 'conversation'),"
         raise unusable("bad_conversation", came, allowed)
     return found[-1][1]

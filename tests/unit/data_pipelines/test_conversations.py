@@ -112,10 +112,10 @@ TURN = {"from": "human", "value": "What?"}
 @pytest.mark.parametrize(
     ("turns", "reason", "message"),
     [
-        ([], "bad_conversation", "the turns are of nobody. The user and the assistant in alternation"),
-        ([TURN], "bad_conversation", "the turns are of user. The user and the assistant in alternation, the assist"),
-        ([TURN, TURN, *llava("a", "b")["conversations"]], "bad_conversation", "of user, user, user, assistant."),
-        (llava("a", "b", "c")["conversations"], "bad_conversation", "of user, assistant, user. "),
+        ([], "bad_conversation", "the roles of the turns are none. The user and the assistant in alternation"),
+        ([TURN], "bad_conversation", "the roles of the turns are user. The user and the assistant in alternation, the"),
+        ([TURN, TURN, *llava("a", "b")["conversations"]], "bad_conversation", "are user, user, user, assistant."),
+        (llava("a", "b", "c")["conversations"], "bad_conversation", "are user, assistant, user. "),
         ([{"from": "system", "value": "Be brief."}, TURN], "bad_conversation", "(prompt.system sets a system message)"),
         ([TURN, {"from": "tool", "value": "3"}], "bad_conversation", "'conversations' has a turn of 'tool'. human or"),
         ([TURN, {"value": "3"}], "bad_conversation", "'conversations' has a turn of 'None'"),
@@ -138,8 +138,8 @@ def test_conversations_that_cannot_be_used(tmp_path: Path, turns: Any, reason: s
     [
         (None, "missing_field", "the row has no 'r'. Text under that name is expected"),
         (3, "wrong_type", "'r' is a int. Text is expected"),
-        ([], "bad_conversation", "the turns of 'r' are of nobody. One of the assistant, or of the user and the assis"),
-        ([TURN], "bad_conversation", "the turns of 'r' are of user. "),
+        ([], "bad_conversation", "the roles of the turns of 'r' are none. One of the assistant, or of the user and"),
+        ([TURN], "bad_conversation", "the roles of the turns of 'r' are user. "),
         (llava(*TEXTS)["conversations"], "bad_conversation", "user, assistant, user, assistant. One of the assistant"),
         ("A cat. ", "equal_answers", "'rejected' is the chosen response. Another response is expected."),
     ],
